@@ -3,9 +3,11 @@
 import math
 import tempfile
 import time
+import timeit
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -182,10 +184,6 @@ def multiplications_per_second() -> dict[str, float]:
     rates = {}
     for precision in ("float32", "bfloat16"):
         matrix = tf.cast(tf.random.normal((_SIDE, _SIDE)), precision)
-        least_seconds = math.inf
-        for _ in range(_PRODUCTS):
-            start = time.perf_counter()
-            tf.matmul(matrix, matrix)
-            least_seconds = min(least_seconds, time.perf_counter() - start)
-        rates[precision] = _SIDE**3 / least_seconds
+        product = partial(tf.matmul, matrix, matrix)
+        rates[precision] = _SIDE**3 / min(timeit.repeat(product, number=1, repeat=_PRODUCTS))
     return rates

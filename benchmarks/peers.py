@@ -27,10 +27,7 @@ _VERSIONS = ("stable-baselines3", "sbx-rl", "torch", "jax", "gymnasium", "ale-py
 #: Names of the peers' arguments, and of our preset's values that they take as they are.
 _EVERYWHERE = {"learning_rate": "learning_rate", "gamma": "discount"}
 _OFF_POLICY = {
-    "batch_size": "batch_size",
-    "buffer_size": "buffer_size",
-    "learning_starts": "learning_starts",
-    "gradient_steps": "gradient_steps",
+    name: name for name in ("batch_size", "buffer_size", "learning_starts", "gradient_steps")
 }
 _ON_POLICY = {
     "gae_lambda": "gae_lambda",
@@ -49,12 +46,7 @@ _NAMES: dict[str, dict[str, str]] = {
         "exploration_initial_eps": "exploration_final",
         "exploration_final_eps": "exploration_final",
     },
-    "ppo": {
-        **_ON_POLICY,
-        "batch_size": "minibatch_size",
-        "n_epochs": "epochs",
-        "clip_range": "clip",
-    },
+    "ppo": dict(_ON_POLICY, batch_size="minibatch_size", n_epochs="epochs", clip_range="clip"),
 }
 
 
@@ -166,7 +158,10 @@ def _falling(first: float) -> Callable[[float], float]:
 
 
 def solve(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Train until greedy episodes return the goal; seconds count from when the request was made."""
+    """Train until greedy episodes return the goal, or to the limit of seconds.
+
+    Seconds count from when the request was made.
+    """
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.evaluation import evaluate_policy
 
@@ -175,7 +170,7 @@ def solve(request: Mapping[str, Any]) -> dict[str, Any]:
     look_envs = environment(env_id, min(request["look"], 8), 10_000 + seed)
 
     class Until(BaseCallback):  # type: ignore[misc]
-        """Looks every so many steps, and ends the training at the goal."""
+        """Looks every so many steps, and ends the training at the goal or out of time."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -186,9 +181,10 @@ def solve(request: Mapping[str, Any]) -> dict[str, Any]:
                 return True
             self.due += request["every"]
             mean_return, _ = evaluate_policy(self.model, look_envs, request["look"])
+            seconds = time.time() - request["started"]
             if mean_return < request["goal"]:
-                return True
-            self.seconds, self.steps = time.time() - request["started"], self.num_timesteps
+                return request["limit"] is None or seconds < request["limit"]
+            self.seconds, self.steps = seconds, self.num_timesteps
             return False
 
     envs = environment(env_id, zoo["n_envs"], seed)

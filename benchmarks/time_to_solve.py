@@ -10,7 +10,8 @@ number of threads. Every training is a process of its own, and the libraries tak
     python benchmarks/time_to_solve.py --json benchmarks/time_to_solve.json
 
 writes all figures, and the table beside them as `.md`. A training that is in the file already is
-not made again.
+not made again. `--at-most 3` ends a peer's training at the first look after three times the seconds
+of ours of the same seed; it then counts as not solved.
 """
 
 import argparse
@@ -86,18 +87,31 @@ def _quarl(*arguments: str) -> None:
         raise SystemExit(f"{' '.join(command)} failed.\n{process.stderr}")
 
 
-def peer(library: str, task: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """Train by a peer until the task is solved; returns as `ours`."""
-    return ask(
+def limit(
+    rows: Sequence[Mapping[str, Any]], name: str, seed: int, times_ours: float | None
+) -> float | None:
+    """Return so many times the seconds of ours of the same seed; None where there is no limit."""
+    key = name, seed, "ours"
+    seconds = [row["seconds"] for row in rows if (row["task"], row["seed"], row["library"]) == key]
+    return times_ours * seconds[0] if times_ours and seconds and seconds[0] else None
+
+
+def peer(
+    library: str, task: Mapping[str, Any], seed: int, limit: float | None = None
+) -> dict[str, Any]:
+    """Train by a peer until the task is solved, or to a limit of seconds; returns as `ours`."""
+    answer = ask(
         {
             "library": library,
             "seed": seed,
             "look": _LOOK,
             "confirmed": _CONFIRMED,
+            "limit": limit,
             "started": time.time(),
             **{name: task[name] for name in ("algo", "env_id", "goal", "every", "zoo")},
         }
     )
+    return {"limit": limit, **answer}
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> str:
@@ -123,6 +137,8 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
             "" if library == "ours" else _cell(ratios, "{:.2f}"),
         ]
         count = f"{len(solved)} of {len(rows)}"
+        if limits := [row["limit"] for row in rows if row not in solved and row.get("limit")]:
+            count += f" within {max(limits):,.0f} s"
         lines.append(f"| {name} | {task['goal']} | {library} | {count} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -138,6 +154,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", choices=[*all_tasks], default=[*all_tasks])
     parser.add_argument("--libraries", nargs="+", choices=LIBRARIES, default=[*LIBRARIES])
     parser.add_argument("--seeds", type=int, default=3, help="trainings of each library")
+    parser.add_argument("--at-most", type=float, metavar="TIMES", help="ours takes, for the peers")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
     if set(args.libraries) & set(PEERS) and not (PEERS_VENV / "installed").exists():
@@ -151,7 +168,10 @@ def main() -> None:
         task = all_tasks[name]
         row = {"task": name, "seed": seed, "library": library}
         row |= {"commit": provenance.source_commit(), **machine()}
-        result = ours(task, seed) if library == "ours" else peer(library, task, seed)
+        if library == "ours":
+            result = ours(task, seed)
+        else:
+            result = peer(library, task, seed, limit(rows, name, seed, args.at_most))
         rows.append(row | result)
         print(f"{name}, seed {seed}, {library}: {result['seconds']} s", file=sys.stderr, flush=True)
         if args.json is not None:

@@ -105,16 +105,14 @@ def by_speed(name: str, workload: Workload, steps: int) -> list[dict[str, Any]]:
     return sorted(candidates, key=lambda setting: -setting.get("steps_per_second", 0.0))
 
 
-def measure(
-    workload: Workload, peers: Sequence[str], repetitions: int, scale: float
-) -> dict[str, Any]:
+def measure(workload: Workload, peers: Sequence[str], repeats: int, scale: float) -> dict[str, Any]:
     """Return all figures of a workload but the machine's."""
     commit = provenance.source_commit()  # Before it is measured, which takes long.
     steps = math.ceil(workload.steps * scale)
     peers_settings = {name: by_speed(name, workload, math.ceil(steps * _TRIAL)) for name in peers}
     versions = {"ours": provenance.package_versions()}
     speeds: dict[str, list[float]] = {name: [] for name in ("alone", "ours", *peers)}
-    for seed in range(repetitions):
+    for seed in range(repeats):
         speeds["alone"].append(in_fresh_process(ours.alone, workload))
         speeds["ours"].append(in_fresh_process(ours.speed, workload, seed, steps))
         for name in peers:
@@ -203,17 +201,6 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _parser(workloads: Sequence[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--workloads", nargs="+", choices=[*workloads], default=[*workloads])
-    parser.add_argument("--peers", nargs="+", choices=PEERS, default=[*PEERS])
-    parser.add_argument("--repetitions", type=int, help="5, and 3 on Atari, unless given")
-    parser.add_argument("--scale", type=float, default=1.0, help="part of the steps to measure")
-    parser.add_argument("--precision", choices=("float32", "bfloat16"), help="of our convolutions")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    return parser
-
-
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -221,7 +208,13 @@ def _say(text: str) -> None:
 def main() -> None:
     """Measure what is asked for, and print the tables; with `--json`, write all figures as well."""
     workloads = ours.workloads()
-    parser = _parser([*workloads])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--workloads", nargs="+", choices=[*workloads], default=[*workloads])
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=[*PEERS])
+    parser.add_argument("--repetitions", type=int, help="5, and 3 on Atari, unless given")
+    parser.add_argument("--scale", type=float, default=1.0, help="part of the steps to measure")
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), help="of our convolutions")
+    parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
     if args.repetitions is not None and args.repetitions < 1:
         parser.error(f"one repetition at least. Received: --repetitions {args.repetitions}")

@@ -21,10 +21,8 @@ _WORKLOADS = {
 def filled(text: str) -> str:
     """Return the README with the tables of today's records."""
     for name, table in (("results", _results()), ("speed", _speed())):
-        pattern = f"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
-        text = re.sub(
-            pattern, lambda match, table=table: match[1] + table + match[2], text, flags=re.S
-        )
+        pattern = f"(?<=<!-- {name} -->\n).*?(?=<!-- /{name} -->)"
+        text = re.sub(pattern, lambda _, table=table: table, text, flags=re.S)
     return text
 
 

@@ -5,20 +5,13 @@ TensorFlow is loaded only where something is to be trained or exported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quarl_tf.foundation.errors import QuarlError
-from quarl_tf.spec import (
-    DEFAULT_EPISODES,
-    DEFAULT_MARGIN_PERCENT,
-    GREEDY,
-    Chance,
-    Run,
-    Scheme,
-    require_possible,
-)
+from quarl_tf.spec import DEFAULT_EPISODES, DEFAULT_MARGIN_PERCENT, GREEDY, Chance, Run, Scheme
+from quarl_tf.spec.run import require_possible
 
 if TYPE_CHECKING:
     from quarl_tf.presets import Preset
@@ -106,22 +99,18 @@ def export(
             from quarl_tf.export.adopt import exporter
         else:
             from quarl_tf.export.convert import exporter
-        _export_all(exporter(workspace, run), missing, update)
+        write = exporter(workspace, run)
+        failures = []
+        for done, name in enumerate(missing):
+            update(done, len(missing), name)
+            try:
+                write(Scheme.parse(name))
+            except QuarlError as error:  # The other schemes are written.
+                failures.append(error)
+        update(len(missing), len(missing), "")
+        if failures:
+            raise failures[0]
     return [workspace.artifact(run_id, scheme.name) for scheme in parsed_schemes]
-
-
-def _export_all(write: Callable[[Scheme], object], names: Sequence[str], update: Any) -> None:
-    """Write all schemes that can be made, then raise the first QuarlError of the others."""
-    failures = []
-    for done, name in enumerate(names):
-        update(done, len(names), name)
-        try:
-            write(Scheme.parse(name))
-        except QuarlError as error:
-            failures.append(error)
-    update(len(names), len(names), "")
-    if failures:
-        raise failures[0]
 
 
 def evaluate(

@@ -3,9 +3,10 @@
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from hypothesis import settings
-from samples import SIDECAR, Drawn, Patch, register, silent
+from samples import SIDECAR, Drawn, Patch, register
 
 from quarl_tf.foundation.files import write_bytes
 from quarl_tf.runtime import flatbuffer
@@ -183,6 +184,25 @@ def describe(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
+@pytest.fixture(scope="module")
+def kept_pool() -> Iterator[None]:
+    """Adopt in one process until it breaks, as starting one is slow."""
+    from quarl_tf.export import adopt
+
+    pools = list[Any]()
+
+    def kept(*arguments: Any) -> Any:
+        if not pools or pools[-1]._broken:
+            pools.append(ProcessPoolExecutor(*arguments))
+        return nullcontext(pools[-1])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(adopt, "ProcessPoolExecutor", kept)
+        yield
+    for pool in pools:
+        pool.shutdown()
+
+
 @pytest.fixture
 def shots(monkeypatch: Patch) -> list[Any]:
     """Return a list of the shots of every image of a film, filled as they are drawn."""
@@ -212,23 +232,28 @@ def tiny_run() -> Run:
 
 @pytest.fixture(scope="session")
 def trained(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """Return a workspace in which the tiny run has been trained; copy it before changing it."""
+    """Return a workspace in which the tiny run has been trained; copy it before changing it.
+
+    Beside it is `killed`, as a kill after the last step leaves it.
+    """
     from quarl_tf.training.loop import train
 
-    workspace = Workspace(tmp_path_factory.mktemp("trained"))
-    train(workspace, tiny_run, silent)
+    workspace = Workspace(tmp_path_factory.mktemp("trained") / "uncut")
+
+    def keep(step: int, steps: int, _: str) -> None:
+        if step >= steps:
+            shutil.copytree(workspace.root, workspace.root.with_name("killed"))
+
+    train(workspace, tiny_run, keep)
     return workspace
-
-
-class BrokenReward(Drawn):
-    """The reward of its second step is not a number."""
-
-    def step(self, action: Any) -> Any:
-        observation, reward, *rest = super().step(action)
-        return observation, float("nan") if self.steps == 2 else reward, *rest
 
 
 @pytest.fixture
 def broken_reward(monkeypatch: Patch) -> str:
-    spaces = gym.spaces.Box(-1, 1, (4,)), gym.spaces.Discrete(2)
-    return register(monkeypatch, "BrokenReward-v0", partial(BrokenReward, *spaces))
+    """Register an environment whose rewards are no numbers."""
+
+    def create() -> gym.Env[Any, Any]:
+        env = Drawn(gym.spaces.Box(-1, 1, (4,)), gym.spaces.Discrete(2))
+        return gym.wrappers.TransformReward(env, lambda _: float("nan"))
+
+    return register(monkeypatch, "BrokenReward-v0", create)

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from copy import deepcopy
 from dataclasses import asdict, replace
 from functools import partial
@@ -105,22 +104,6 @@ EVALUATION = Evaluation(
 
 #: The file of a study, to which keys can be added.
 STUDY = "name: s\nseeds: [0]\ncells: [{algo: ppo, env: CartPole-v1}]\n"
-
-
-class KeptPool:
-    """A pool of one process that is reused until it breaks, as starting one is slow."""
-
-    pool: Any = None
-
-    def __init__(self, *arguments: Any) -> None:
-        if KeptPool.pool is None or KeptPool.pool._broken:
-            KeptPool.pool = ProcessPoolExecutor(*arguments)
-
-    def __enter__(self) -> Any:
-        return KeptPool.pool
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
 
 def silent(*_: Any) -> None:

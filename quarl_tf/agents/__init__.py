@@ -64,7 +64,6 @@ class Agent(ABC):
         """Choose exploring actions for a batch; `progress` runs from 0 to 1 over training."""
 
     def _with_distillation(self, loss: Any, observations: Any) -> Any:
-        """Return the loss of a batch, plus the distance from the teacher if there is one."""
         if self.teacher is None:
             return loss
         heads, targets = (

@@ -88,10 +88,7 @@ def action_noise(spec: EnvSpec, preset: DdpgPreset) -> Exploration:
     low, high = spec.bounds
     correlation = 1.0 - _OU_DAMPING if preset.correlated_noise else 0.0
 
-    def act(
-        greedy: Any, random: np.random.Generator, progress: float, untrained: bool, noise: Any
-    ) -> Any:
-        del progress
+    def act(greedy: Any, random: np.random.Generator, _: float, untrained: bool, noise: Any) -> Any:
         if untrained:
             return random.uniform(low, high, size=noise.shape).astype(np.float32)
         noise[:] = correlation * noise + preset.noise * random.standard_normal(noise.shape)

@@ -118,7 +118,6 @@ class OffPolicyAgent(Agent):
         return {"loss": loss}
 
     def _train_on(self, *batches: Any) -> Any:
-        """Take a gradient step on each of the stacked batches; return the mean loss."""
         steps = self._preset.gradient_steps
         total = tf.constant(0.0)
         for i in tf.range(steps):
@@ -128,7 +127,6 @@ class OffPolicyAgent(Agent):
     # AutoGraph would take seconds to convert this, for nothing: its control flow is Python's.
     @tf.autograph.experimental.do_not_convert  # type: ignore[misc]
     def _gradient_step(self, batch: Any) -> Any:
-        """Take one gradient step of every loss on a batch of transitions; return the first loss."""
         learner = self._learner
 
         def total_loss(loss: Callable[[Any], Any], network: ModelNetwork) -> Any:

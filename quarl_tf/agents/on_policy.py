@@ -84,7 +84,6 @@ class _SharedTorso:
         return heads, values[:, 0]
 
     def refresh(self, values: Mapping[int, npt.NDArray[Any]] | None = None) -> None:
-        """Predict by the current weights."""
         self._snapshot.refresh(values)
 
 

@@ -99,10 +99,6 @@ class Replay:
             row[rejected] = (oldest + index // num_envs) % rows
             env[rejected] = index % num_envs
             rejected[rejected] = ~self._starts[row[rejected], env[rejected]]
-        return self._transitions(row, env)
-
-    def _transitions(self, row: npt.NDArray[Any], env: npt.NDArray[Any]) -> Transitions:
-        rows = len(self._starts)
         newest = (self._rows_added - 1) % rows
         first_row, reward, weight = row, self._rewards[row, env], self._continues[row, env]
         row = (row + 1) % rows
@@ -142,8 +138,6 @@ class Replay:
 
 
 class _Observations:
-    """Stores whole observations."""
-
     #: Number of earlier rows that an observation is assembled from.
     reach = 0
     #: Most rows in a row that only reset.

@@ -126,10 +126,8 @@ def build(kind: Any, input_spec: Any, spec: EnvSpec, **settings: Any) -> Any:
 
 def time_steps(observation: Any) -> Any:
     """Return time steps inside an episode, for losses that use observations only."""
-    batch = tf.shape(observation)[:1]
-    return ts.TimeStep(
-        tf.fill(batch, ts.StepType.MID), tf.zeros(batch), tf.ones(batch), observation
-    )
+    size = tf.shape(observation)[:1]
+    return ts.TimeStep(tf.fill(size, ts.StepType.MID), tf.zeros(size), tf.ones(size), observation)
 
 
 def transition(observation: Any, action: Any, reward: Any, discount: Any, following: Any) -> Any:
@@ -140,14 +138,12 @@ def transition(observation: Any, action: Any, reward: Any, discount: Any, follow
     )
 
 
-def adam(
-    learning_rate: float, preset: Preset, variables: Sequence[Any], epsilon: float = 1e-7
-) -> Any:
+def adam(rate: float, preset: Preset, variables: Sequence[Any], epsilon: float = 1e-7) -> Any:
     """Return Adam with its moments.
 
     Keras' legacy version has one fused operation a variable, which takes half the time.
     """
-    optimizer = keras.optimizers.legacy.Adam(_schedule(learning_rate, preset), epsilon=epsilon)
+    optimizer = keras.optimizers.legacy.Adam(_schedule(rate, preset), epsilon=epsilon)
     # The first step would create them, too late for a restore.
     optimizer._create_all_weights(variables)
     return optimizer

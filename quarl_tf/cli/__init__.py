@@ -8,7 +8,6 @@ from collections.abc import Sequence
 _EXTRAS = {
     **dict.fromkeys(("gymnasium", "rich", "scipy", "yaml"), "evaluate"),
     **dict.fromkeys(("jinja2", "matplotlib", "pandas", "PIL", "seaborn"), "report"),
-    "litert_quantizer": "int4",
     "mcufit": "boards",
     "pygame": "video",
     "ray": "cluster",
@@ -29,20 +28,14 @@ def main(words: Sequence[str] | None = None) -> int:
         return verbs.main(words)
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0]
-        if name == "ai_edge_litert":
-            print(
-                "quarl: commands need ai-edge-litert, which this platform may lack; where it does, "
-                f"act from Python (quarl_tf.Policy). Received: no module {name!r}",
-                file=sys.stderr,
-            )
-            return 1
-        extra = _EXTRAS.get(name, "train")
-        print(
-            "quarl: this needs more than acting does; install it in the folder of quarl_tf: "
-            f"pip install '.[{extra}]'. Received: no module {name!r}",
-            file=sys.stderr,
+        advice = (
+            "this needs more than acting does; install it in the folder of quarl_tf: "
+            f"pip install '.[{_EXTRAS.get(name, 'train')}]'"
         )
+        if name == "ai_edge_litert":
+            advice = (
+                "commands need ai-edge-litert, which this platform may lack; where it does, act "
+                "from Python (quarl_tf.Policy)"
+            )
+        print(f"quarl: {advice}. Received: no module {name!r}", file=sys.stderr)
         return 1
-
-
-__all__ = ["main"]

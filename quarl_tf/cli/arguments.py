@@ -4,6 +4,7 @@ import argparse
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -12,14 +13,8 @@ from quarl_tf.foundation import kinds
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.foundation.kinds import Kind
 from quarl_tf.presets import ALGORITHMS, PRECISIONS
-from quarl_tf.spec import (
-    CALIBRATED,
-    DEFAULT_EPISODES,
-    DEFAULT_MARGIN_PERCENT,
-    GREEDY,
-    REFERENCE,
-    Chance,
-)
+from quarl_tf.spec import CALIBRATED, GREEDY, REFERENCE, Chance
+from quarl_tf.spec.run import DEFAULT_EPISODES, DEFAULT_MARGIN_PERCENT
 
 _Option = Callable[[argparse.ArgumentParser], object]
 
@@ -75,8 +70,6 @@ def _file_option(flag: str, metavar: str, help_: str, **settings: Any) -> _Optio
 
 
 def _number(number: Callable[[str], Any], kind: Kind) -> Callable[[str], Any]:
-    """Return an option's type: a number of this kind."""
-
     def read(text: str) -> Any:
         try:
             value = number(text)
@@ -106,18 +99,14 @@ def _list_option(flag: str, metavar: str, help_: str, dest: str) -> _Option:
 
 
 def _chance(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_mutually_exclusive_group()
-
-    def add(flag: str, help_: str, **settings: Any) -> None:
-        group.add_argument(flag, dest="chance", default=GREEDY, help=help_, **settings)
-
+    add = partial(parser.add_mutually_exclusive_group().add_argument, dest="chance", default=GREEDY)
     probability = _number(float, kinds.PROBABILITY)
     about = "episodes by actions drawn from the policy's distribution (default: the best)"
-    add("--sample", about, action="store_const", const=Chance("sampled"))
+    add("--sample", help=about, action="store_const", const=Chance("sampled"))
     about = "games that repeat the last action at a frame with this probability; usual is 0.25"
-    add("--sticky", about, type=lambda text: Chance("sticky", probability(text)), metavar="P")
+    add("--sticky", help=about, type=lambda p: Chance("sticky", probability(p)), metavar="P")
     about = "episodes in which an action is random with this probability"
-    add("--epsilon", about, type=lambda text: Chance("epsilon", probability(text)), metavar="P")
+    add("--epsilon", help=about, type=lambda p: Chance("epsilon", probability(p)), metavar="P")
 
 
 def _task(parser: argparse.ArgumentParser) -> None:
@@ -198,7 +187,6 @@ _HEADS = ("logits", "q_values", "action")
 _PTQ_NAMES = "ptq_wN, ptq_opt_wN, ptq_opt_wNaN, ptq_paper_wN"
 _SAVE_EXAMPLE = "checkpoint save dqn-CartPole-v1-s0 dqn.npz --root mine"
 _SAVE_HELP = "what to write, .npz, 20 MB at most: no replay"
-_POLICY_HELP = "a run id, an fp32 file or its name on the shelf"
 _OUT_HELP = "the .gif to write, below 2 MB (default: %(default)s)"
 _COMMANDS_HELP = "print a command for each unfinished run, those that wait for others last"
 _COMMANDS = _option("--commands", action="store_true", help=_COMMANDS_HELP)
@@ -276,7 +264,7 @@ _VERBS: tuple[tuple[Any, ...], ...] = (
         "blame",
         "show how much int8 hurts each layer",
         "blame LunarLander-v3/dqn/fp32",
-        _option("policy", metavar="POLICY", help=_POLICY_HELP),
+        _option("policy", metavar="POLICY", help="a run id, an fp32 file or its name on the shelf"),
         *(_ROOT, _IMPORT),
         _option(
             "--episodes", type=_COUNT, default=20, help="of each of the worst three (default: 20)"

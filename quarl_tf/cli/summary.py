@@ -1,41 +1,30 @@
 """Tables for the terminal, and the quality gate."""
 
-from __future__ import annotations
-
 import math
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import JustifyMethod
 from rich.markup import escape
 from rich.table import Table
 
+from quarl_tf.cli.doctor import Finding
 from quarl_tf.evaluation import compare
+from quarl_tf.evaluation.blame import Blame
 from quarl_tf.evaluation.compare import Comparison, Interval
-from quarl_tf.evaluation.shelf import Outcome
+from quarl_tf.evaluation.shelf import Entry, Outcome
+from quarl_tf.export.boards import Fit
 from quarl_tf.foundation.errors import GateError, QuarlError
 from quarl_tf.foundation.files import sha256
+from quarl_tf.runtime.flatbuffer import FlatbufferAudit
 from quarl_tf.spec import REFERENCE, Run
 from quarl_tf.store.records import Evaluation, Sidecar
-from quarl_tf.store.workspace import (
-    evaluation_path,
-    has_sidecar,
-    reference_path,
-    sidecar_path,
-)
+from quarl_tf.store.workspace import evaluation_path, has_sidecar, reference_path, sidecar_path
 from quarl_tf.study import State, Status
-
-if TYPE_CHECKING:
-    from quarl_tf.cli.doctor import Finding
-    from quarl_tf.evaluation.blame import Blame
-    from quarl_tf.evaluation.shelf import Entry
-    from quarl_tf.export.boards import Fit
-    from quarl_tf.runtime.flatbuffer import FlatbufferAudit
 
 
 def results_table(artifacts: Sequence[Path], args: Namespace) -> Table:
@@ -91,13 +80,6 @@ def blame_table(layers: Sequence[Blame]) -> Table:
             "" if blame.gain is None else _difference_text(blame.gain),
         )
     return table
-
-
-def blame_row(layer: Blame) -> dict[str, Any]:
-    """Return the row of a layer in the file of `blame`."""
-    gain = layer.gain
-    low, mean, high = (gain.low, gain.mean, gain.high) if gain else (None, None, None)
-    return asdict(layer) | {"gain": mean, "gain_low": low, "gain_high": high}
 
 
 def study_table(statuses: Sequence[Status]) -> Table:
@@ -195,7 +177,6 @@ def doctor_table(findings: Sequence[Finding]) -> Table:
 
 
 def _row(artifact: Path, comparison: Comparison | None, args: Namespace) -> dict[str, str]:
-    """Return the cells of a flatbuffer by column."""
     sidecar = Sidecar.load(sidecar_path(artifact))
     evaluation = Evaluation.load(evaluation_path(artifact, args.chance)).first(args.episodes)
     latency = (evaluation.latency_us or {}).get("median")

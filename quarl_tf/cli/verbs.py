@@ -25,6 +25,7 @@ from quarl_tf import environments, pipeline, presets
 from quarl_tf.cli import arguments, doctor, summary
 from quarl_tf.evaluation import shelf
 from quarl_tf.evaluation.bench import bench, save_latencies
+from quarl_tf.evaluation.blame import blame
 from quarl_tf.export import boards, c_source
 from quarl_tf.export.adopt import adopt
 from quarl_tf.export.ptq import quantize
@@ -34,25 +35,11 @@ from quarl_tf.foundation.files import read_json, write_csv, write_json
 from quarl_tf.presets import Preset, tables
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import (
-    ADOPTED,
-    CALIBRATED,
-    DEFAULT_SCHEMES,
-    REFERENCE,
-    Quantization,
-    Run,
-    Scheme,
-    require_layers,
-    require_possible,
-)
+from quarl_tf.spec import CALIBRATED, DEFAULT_SCHEMES, REFERENCE, Quantization, Scheme
+from quarl_tf.spec.recipe import require_layers
+from quarl_tf.spec.run import ADOPTED, Run, require_possible
 from quarl_tf.store import state
-from quarl_tf.store.workspace import (
-    Workspace,
-    blame_path,
-    checkpoint_dir,
-    evaluation_path,
-    report_name,
-)
+from quarl_tf.store.workspace import Workspace, blame_path, evaluation_path, report_name
 from quarl_tf.study import State, Study, engine, plan, read
 from quarl_tf.training import checkpoint
 
@@ -160,8 +147,7 @@ def _checkpoint_save(args: argparse.Namespace) -> None:
     if args.file.suffix != ".npz":
         raise UsageError(f"The name of the file ends in .npz. Received: file={str(args.file)!r}")
     workspace = Workspace(args.root)
-    folder = workspace.run_dir(args.run)
-    run = checkpoint.save_to_go_on(checkpoint_dir(folder), args.file)
+    run = checkpoint.save_to_go_on(workspace.run_dir(args.run), args.file)
     _say(f"saved     {args.file}  ({args.file.stat().st_size:,} bytes)")
     _say(f"resume by {workspace.command(run.command('train'))}")
 
@@ -280,12 +266,15 @@ def _blame(args: argparse.Namespace) -> None:
             f"Name the {REFERENCE} file of a policy. Received: scheme={policy.sidecar.scheme!r}"
         )
     with spinner("blame"):
-        from quarl_tf.evaluation.blame import blame
-
         layers = blame(flatbuffer.read(path), policy, args.episodes)
     _console.print(summary.blame_table(layers))
     _say("without it: all layers in int8 but this one; returns on selection seeds, against int8")
-    rows = [summary.blame_row(layer) | {"sha256": policy.sidecar.sha256} for layer in layers]
+    rows = []
+    for layer in layers:
+        gain = layer.gain
+        low, mean, high = (gain.low, gain.mean, gain.high) if gain else (None, None, None)
+        gains = {"gain": mean, "gain_low": low, "gain_high": high}
+        rows.append(asdict(layer) | gains | {"sha256": policy.sidecar.sha256})
     write_csv(blame_path(path), rows)
     _say(f"blame     {blame_path(path)}")
 
@@ -353,8 +342,7 @@ def _study_plan(args: argparse.Namespace) -> None:
     _console.print(summary.counts(statuses))
 
 
-def _chosen_engine(args: argparse.Namespace) -> engine.Engine:
-    """Return the engine of `--engine`; a UsageError for an option of the other one."""
+def _chosen_engine(args: argparse.Namespace) -> engine.LocalEngine | engine.RayEngine:
     foreign_options = {"ray": ("jobs", "shard"), "local": ("address", "cores", "gather")}
     for name in foreign_options[args.engine]:
         if value := getattr(args, name):
@@ -477,8 +465,7 @@ def _list(args: argparse.Namespace) -> None:
         _say(f"no runs in {workspace.root.resolve()}")
 
 
-def _doctor(args: argparse.Namespace) -> None:
-    del args
+def _doctor(_: argparse.Namespace) -> None:
     findings = doctor.examine()
     _console.print(summary.doctor_table(findings))
     failed = [finding.package for finding in findings if finding.remedy]
@@ -555,7 +542,6 @@ def _check_network(run: Run, preset: Preset, schemes: Iterable[str] = ()) -> Non
 
 
 def _quantization(args: argparse.Namespace, algo: str, preset: Preset) -> Quantization | None:
-    """Return the quantisation of `--bits`, `--quant-delay` and `-q`; None without `--bits`."""
     options = dict(_override(text, "-q") for text in args.quantization)
     if args.bits is None:
         if args.quant_delay is not None or options:

@@ -138,7 +138,7 @@ def make(env_id: str, *, sticky: float = 0.0, **options: Any) -> gym.Env[Any, An
     with registry.making(env_id):
         if atari.plays(registration):
             return atari.make(registration, sticky, **options)
-        keeps_state = wrappers.keeps_state(registration)
+        keeps_state = str(registration.entry_point).startswith(wrappers.KEEPS_STATE)
         env = wrappers.RebuildOnReset(create) if keeps_state else create()
         return spaces.plain(env if registry.is_versioned(env_id) else wrappers.UserEnvironment(env))
 

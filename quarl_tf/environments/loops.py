@@ -160,11 +160,9 @@ def _receive(pipe: Connection) -> Any:
     return pipe.recv()
 
 
-def _serve(
-    pipe: Connection, inherited_pipes: Sequence[Connection], factories: Sequence[_Factory]
-) -> None:
+def _serve(pipe: Connection, others: Sequence[Connection], factories: Sequence[_Factory]) -> None:
     """Answer calls of a vector's methods until the pipe is closed."""
-    _close(inherited_pipes)
+    _close(others)  # A forked process inherits them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The other process answers an interrupt.
     envs = SyncVectorEnv(factories)
     with suppress(EOFError, OSError):

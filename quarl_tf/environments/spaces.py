@@ -12,7 +12,6 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 from gymnasium.wrappers import TransformAction, TransformObservation
 from gymnasium.wrappers.vector import VectorizeTransformAction, VectorizeTransformObservation
-from numpy.typing import NDArray
 
 VectorEnv = gym.vector.VectorEnv[Any, Any, Any]
 #: A plain space, and the function to it (observations) or from it (actions).
@@ -72,11 +71,6 @@ def _is_of_numbers(space: Space[Any]) -> bool:
     return isinstance(space, Box | Discrete | MultiDiscrete | MultiBinary)
 
 
-def _is_rounded(values: NDArray[Any]) -> bool:
-    """Tell whether float32 rounds any of these numbers."""
-    return not np.array_equal(values, values.astype(np.float32))
-
-
 def _action(space: Space[Any]) -> _Change | None:
     """Return how to turn plain actions into those of a space; None if it is plain."""
     flat_space: Space[Any] = space
@@ -86,14 +80,15 @@ def _action(space: Space[Any]) -> _Change | None:
         flat_space = MultiDiscrete(space.nvec.flatten())
     elif isinstance(space, MultiBinary):
         flat_space = MultiDiscrete(np.full(int(np.prod(space.shape)), 2))
-    elif isinstance(space, Box) and (_is_rounded(space.low) or _is_rounded(space.high)):
-        low, high = (end.flatten().astype(np.float32) for end in (space.low, space.high))
-        # An end that is rounded to float32 may lie beyond that of the space.
-        return Box(low, high), lambda action: np.clip(
-            np.reshape(action, space.shape).astype(space.dtype), space.low, space.high
-        )
     elif isinstance(space, Box):
-        flat_space = Box(space.low.flatten(), space.high.flatten(), dtype=cast(Any, space.dtype))
+        ends = space.low.flatten(), space.high.flatten()
+        low, high = (end.astype(np.float32) for end in ends)
+        if not (np.array_equal(low, ends[0]) and np.array_equal(high, ends[1])):
+            # An end that is rounded to float32 may lie beyond that of the space.
+            return Box(low, high), lambda action: np.clip(
+                np.reshape(action, space.shape).astype(space.dtype), space.low, space.high
+            )
+        flat_space = Box(*ends, dtype=cast(Any, space.dtype))
     if flat_space == space:
         return None
     shape, start = space.shape or (), getattr(space, "start", 0)

@@ -8,14 +8,14 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.envs.registration import EnvSpec as Registration
 from gymnasium.spaces import Box, Dict, Tuple
 from numpy.typing import NDArray
 
 from quarl_tf.foundation import native_output
 from quarl_tf.foundation.errors import QuarlError, one_line
 
-_KEEPS_STATE = ("gymnasium.envs.box2d.bipedal_walker:", "pybullet_envs_gymnasium.")
+#: Entry points of environments whose seeded reset is known to keep state.
+KEEPS_STATE = ("gymnasium.envs.box2d.bipedal_walker:", "pybullet_envs_gymnasium.")
 
 #: Bullet's functions of a step, which its client would wrap anew at every call.
 _STEP_FUNCTIONS = (
@@ -25,11 +25,6 @@ _STEP_FUNCTIONS = (
     "setJointMotorControl2",
     "stepSimulation",
 )
-
-
-def keeps_state(registration: Registration) -> bool:
-    """Tell whether an environment's seeded reset is known to keep state."""
-    return str(registration.entry_point).startswith(_KEEPS_STATE)
 
 
 class RebuildOnReset(gym.Wrapper[Any, Any, Any, Any]):

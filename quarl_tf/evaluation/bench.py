@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl_tf.evaluation import memory
-from quarl_tf.evaluation.latency import percentiles, time_calls
+from quarl_tf.evaluation.play import percentiles, time_calls
 from quarl_tf.export import c_source
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.display import Update
@@ -65,10 +65,7 @@ def bench(artifacts: Sequence[Path], calls: int, update: Update) -> dict[str, An
         "artifacts": [
             {
                 "artifact": str(path),
-                "run_id": sidecar.run_id,
-                "scheme": sidecar.scheme,
-                "native": sidecar.native,
-                "sha256": sidecar.sha256,
+                **{key: getattr(sidecar, key) for key in ("run_id", "scheme", "native", "sha256")},
                 "load_ms": median(loads[path]),
                 "latency_us": {
                     name: percentiles(np.concatenate(turns)) for name, turns in times[path].items()
@@ -89,9 +86,8 @@ def bench(artifacts: Sequence[Path], calls: int, update: Update) -> dict[str, An
 def save_latencies(result: dict[str, Any]) -> list[Path]:
     """Replace the latencies of greedy evaluations by those of `bench`; return the changed files.
 
-    Raises:
-        QuarlError: The machine was not at rest, or this processor played no evaluation of a file;
-            then nothing is changed.
+    A QuarlError, with nothing changed, where the machine was not at rest, or this processor played
+    no evaluation of a file.
     """
     if not result["at_rest"]:
         raise QuarlError(

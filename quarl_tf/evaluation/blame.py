@@ -1,18 +1,11 @@
 """Measure the error of int8 in each layer of a policy."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from quarl_tf import environments
-from quarl_tf.evaluation.compare import (
-    Interval,
-    differences,
-    effective_games,
-    mean_interval,
-)
+from quarl_tf.evaluation.compare import Interval, differences, effective_games, mean_interval
 from quarl_tf.evaluation.play import AGREEMENT_TOLERANCE
 from quarl_tf.export import auto, calibration, integer
 from quarl_tf.export.activations import tensor_values

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy  # Its `stats`, a second of loading, at the first use.
 
-from quarl_tf.foundation.errors import QuarlError, UsageError
+from quarl_tf.foundation.errors import UsageError
 from quarl_tf.spec import DEFAULT_MARGIN_PERCENT, GREEDY, Chance
 from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.workspace import evaluation_path, reference_path, sidecar_path
@@ -206,8 +206,7 @@ def verdict(
     * "loss", high < 0.
     * "inconclusive": both a loss beyond the margin and no loss are possible.
 
-    Raises:
-        UsageError: The margin is negative or not finite.
+    A UsageError where the margin is negative or not finite.
     """
     if not 0 <= margin_percent < math.inf:
         raise UsageError(
@@ -233,20 +232,7 @@ def compare(
     baseline: Evaluation | None,
     margin_percent: float = DEFAULT_MARGIN_PERCENT,
 ) -> Comparison:
-    """Compare a scheme with fp32 and a random policy, the baseline, if there is one.
-
-    Raises:
-        QuarlError: The episodes of fp32 and of the scheme differ.
-    """
-    if (reference.env_id, reference.seeds) != (scheme.env_id, scheme.seeds):
-        first, second = (
-            f"{e.run_id}/{e.scheme} with {len(e.seeds)} episodes from seed {e.seeds[0]}"
-            for e in (reference, scheme)
-        )
-        raise QuarlError(
-            f"{reference.scheme} and {scheme.scheme} were not evaluated on the same episodes; run "
-            f"`quarl evaluate` on both with the same --episodes. Received: {first} and {second}"
-        )
+    """Compare a scheme with fp32 on the same episodes and, if there is one, a random policy."""
     observations = effective_n(reference, scheme)
     difference = mean_interval(differences(scheme.returns, reference.returns), observations)
     returns, episodes = mean_return(scheme), len(scheme.returns)
@@ -292,9 +278,8 @@ def compare_saved(
         fp32_sha256 = Sidecar.load(sidecar_path(fp32)).sha256
     if (scheme.artifact_sha256, reference.artifact_sha256) != (sidecar.sha256, fp32_sha256):
         return None  # They were made with other flatbuffers.
-    if (reference.seeds, reference.protocol) != (scheme.seeds, scheme.protocol):
-        return None
-    return compare(reference, scheme, None, margin_percent)
+    played = [(one.env_id, one.seeds, one.protocol) for one in (reference, scheme)]
+    return compare(reference, scheme, None, margin_percent) if played[0] == played[1] else None
 
 
 def more_needed(comparison: Comparison, observations: int) -> int | None:

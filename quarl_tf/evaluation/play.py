@@ -4,10 +4,12 @@ Randomness follows from the episode's seed (`spec.Chance`), so that all schemes 
 in the same episode. Each kind of chance has files of its own.
 """
 
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from functools import partial
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,6 @@ from numpy.typing import NDArray
 
 from quarl_tf import environments
 from quarl_tf.environments.acting import Episode, play
-from quarl_tf.evaluation.latency import percentiles, time_calls
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.display import Update
 from quarl_tf.foundation.errors import QuarlError, UsageError
@@ -32,6 +33,7 @@ from quarl_tf.store.workspace import evaluation_path, reference_path
 AGREEMENT_EPISODES = 10  #: Episodes in which actions are compared with those of fp32.
 AGREEMENT_TOLERANCE = 0.01  #: Largest difference of equal continuous actions, of their range.
 _LATENCY_OBSERVATIONS = 1000  #: Observations for timing; 1000 Atari frames take 28 MB.
+_WARM_UP_CALLS = 100
 
 _Act = Callable[[Any], Any]
 
@@ -48,12 +50,9 @@ def evaluate(
 
     `update` is called after every episode. Actions are compared with those of the `reference`, the
     run's fp32 flatbuffer, on the states that the reference visits: otherwise an early difference
-    would lead to other states and count again.
-
-    Raises:
-        UsageError: The policy is no distribution to draw from.
-        QuarlError: A file is damaged, the reference has another network, the environment is not
-            the policy's, or a return is not finite.
+    would lead to other states and count again. A UsageError where the policy is no distribution to
+    draw from; a QuarlError where a file is damaged, the reference has another network, the
+    environment is not the policy's, or a return is not finite.
     """
     policy = Policy.load(artifact)
     sidecar = policy.sidecar
@@ -88,6 +87,35 @@ def evaluate(
         latency_us=percentiles(times),
         **facts,
     )
+
+
+def percentiles(durations: Sequence[float] | NDArray[np.float64]) -> dict[str, float]:
+    """Return the "median", "p95" and "p99" of durations [n]."""
+    values = np.percentile(durations, [50, 95, 99]).tolist()
+    return dict(zip(("median", "p95", "p99"), values, strict=True))
+
+
+def time_calls(
+    policy: Policy,
+    observations: Sequence[NDArray[Any]],
+    calls: int = 2000,
+    random: np.random.Generator | None = None,
+) -> NDArray[np.float64]:
+    """Return the microseconds of single calls [calls] of `act`, or of `sample` with a generator.
+
+    Calls take the observations in turn, after a warm-up, and count no ties.
+    """
+    act: _Act = policy.act
+    if random is not None:
+        act = partial(policy.sample, random=random)
+    clock, ties = time.perf_counter_ns, policy.ties
+    durations = []
+    for observation in islice(cycle(observations), _WARM_UP_CALLS + calls):
+        start = clock()
+        act(observation)
+        durations.append(clock() - start)
+    policy.ties = ties
+    return np.array(durations[_WARM_UP_CALLS:]) / 1000
 
 
 def _evaluation(episodes: Sequence[Episode], seeds: Sequence[int], **facts: Any) -> Evaluation:

@@ -75,13 +75,8 @@ class Entry:
         if comparison is None:
             verdict = "reference" if is_reference else None
             return Outcome(fmean(evaluation.returns), verdict=verdict, latency_us=latency)
-        return Outcome(
-            comparison.returns.mean,
-            comparison.reference_mean,
-            comparison.reward_error_percent,
-            comparison.verdict,
-            latency,
-        )
+        error, verdict = comparison.reward_error_percent, comparison.verdict
+        return Outcome(comparison.returns.mean, comparison.reference_mean, error, verdict, latency)
 
     def command(self) -> str:
         """Return the command that plays it or, if the file is not kept, makes it."""
@@ -138,7 +133,6 @@ def available(models: Path) -> list[Entry]:
 
 
 def _names(models: Path) -> list[str]:
-    """Return the names of the files that are kept."""
     paths = [path for folder in (POLICIES, models) for path in folder.glob(f"{_ANY}/*.tflite")]
     return sorted({_name(path) for path in paths if sidecar_path(path).exists()})
 
@@ -150,8 +144,7 @@ def find(name: str, models: Path) -> Entry:
     adopted policies have it, of which none is known to be the best.
     """
     entry = _best(name, models)
-    artifacts = [found.artifact for found in entries(models, glob.escape(name))]
-    artifacts = [artifact for artifact in artifacts if artifact.exists()]
+    artifacts = [e.artifact for e in entries(models, glob.escape(name)) if e.artifact.exists()]
     if entry.run.adopted and len(artifacts) > 1:
         raise UsageError(
             f"{name} is the name of {len(artifacts)} adopted policies; give the path of one. "

@@ -71,8 +71,7 @@ class Scene(NamedTuple):
 def scene(policies: Sequence[Policy], seed: int, max_steps: int) -> Scene:
     """Build the scene of policies of one environment, for at most so many steps.
 
-    Raises:
-        UsageError: There are several environments, it cannot be drawn, or a number is invalid.
+    A UsageError where there are several environments, one cannot be drawn, or a number is invalid.
     """
     sidecars = [policy.sidecar for policy in policies]
     first, tasks = sidecars[0], sorted({sidecar.env_id for sidecar in sidecars})

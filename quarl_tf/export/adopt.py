@@ -59,9 +59,7 @@ def adopt(
     One of fp16 is widened. A Keras file is converted, and so is a folder, a SavedModel, which is a
     program that is run. A JSON file of its name beside it gives the environment and the head that
     are None; the default name is the hash of the flatbuffer. `schemes` are those of a later export.
-
-    Raises:
-        QuarlError: It does not fit its environment, cannot be run, or a scheme needs a training.
+    A QuarlError where it does not fit its environment, cannot be run, or a scheme needs a training.
     """
     file = file.resolve() if file.is_dir() else file  # The current folder has a name as well.
     source = sidecar_path(file)
@@ -166,7 +164,6 @@ def exporter(workspace: Workspace, run: Run) -> Callable[[Scheme], object]:
 
 
 def _require_interface(audit: FlatbufferAudit, spec: EnvSpec, env_id: str) -> None:
-    """Require a float flatbuffer from one observation of an environment to its head."""
     source = f"{spec.observation_dtype} {[1, *spec.observation_shape]}"
     expected = source, f"float32 {[1, spec.action_size]}"
     received = tuple(

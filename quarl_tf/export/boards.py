@@ -88,22 +88,19 @@ def fits(artifact: Path, name: str) -> list[Fit]:
 def _by_micro(artifact: Path, board: Any, memory: Memory, copies: int) -> Fit:
     from mcufit.analysis.fit_checker import FitChecker
     from mcufit.boards.yaml_repo import YamlBoardRepository
-    from mcufit.estimation.greedy import GreedyLifetimeEstimator
-    from mcufit.estimation.measured import MeasurementUnavailableError
-    from mcufit.estimation.wasm import WasmArenaEstimator
-    from mcufit.parsing.base import ModelParseError
-    from mcufit.parsing.tflite_parser import TFLiteModelParser
+    from mcufit.estimation import greedy, measured, wasm
+    from mcufit.parsing import base, tflite_parser
 
     try:
-        model, boards = TFLiteModelParser().parse(artifact), YamlBoardRepository()
-    except ModelParseError as error:
+        model, boards = tflite_parser.TFLiteModelParser().parse(artifact), YamlBoardRepository()
+    except base.ModelParseError as error:
         raise QuarlError(f"mcufit cannot read it; export it again. Received: {error}") from error
     try:
         method = "measured"
-        report = FitChecker(WasmArenaEstimator("node"), boards).check(model, board)
-    except MeasurementUnavailableError:
+        report = FitChecker(wasm.WasmArenaEstimator("node"), boards).check(model, board)
+    except measured.MeasurementUnavailableError:
         method = "estimated"
-        report = FitChecker(GreedyLifetimeEstimator(), boards).check(model, board)
+        report = FitChecker(greedy.GreedyLifetimeEstimator(), boards).check(model, board)
     ram = report.estimate.total_arena_bytes + copies * model.file_size_bytes
     needs = Memory(report.flash_needed_bytes, ram)
     return Fit(f"TensorFlow Lite Micro ({method})", needs, memory, _missing_operators(artifact))
@@ -127,11 +124,11 @@ def _as_c(artifact: Path, memory: Memory, copies: int) -> Fit:
     if not has_sidecar(artifact):
         return Fit("C", None, memory, ["a sidecar (quarl adopt)"])
     try:
-        size = c_source.size(artifact)
+        constants, buffers, _ = c_source.size(artifact)
     except UsageError as error:
         return Fit("C", None, memory, [str(error).partition("Received: ")[2]])
     audit = flatbuffer.audit(artifact)
     # The caller's arrays.
     array_bytes = [byte_size(t.dtype, math.prod(t.shape)) for t in (*audit.inputs, *audit.outputs)]
-    ram = size.buffers + sum(array_bytes) + copies * size.constants
-    return Fit("C", Memory(size.constants + _CODE_BYTES, ram), memory, [])
+    ram = buffers + sum(array_bytes) + copies * constants
+    return Fit("C", Memory(constants + _CODE_BYTES, ram), memory, [])

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from string import Template
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -50,39 +50,24 @@ _ELEMENTWISE = {
 }
 
 
-class Size(NamedTuple):
-    """Bytes of constants and of static buffers, and multiply-accumulates per action."""
-
-    constants: int
-    buffers: int
-    products: int
-
-
-def size(artifact: Path) -> Size:
-    """Return the size of a flatbuffer as C; raises as `write`."""
+def size(artifact: Path) -> tuple[int, int, int]:
+    """Return bytes of constants and of buffers, and products an action; raises as `write`."""
     return _make_writer(artifact, fixed=False)[0].size()
-
-
-#: What generated files begin with.
-_MARK = "Written by quarl_tf"
 
 
 def write(artifact: Path, *, fixed: bool = False) -> str:
     """Write a flatbuffer as .h and .c beside it, and return a line on its size.
 
-    `fixed` replaces the floats of observations, heads and actions by integers of Q16.16.
-
-    Raises:
-        UsageError: An operator is not supported, or one of the files is not ours.
-        QuarlError: The flatbuffer is damaged.
+    `fixed` replaces the floats of observations, heads and actions by integers of Q16.16. A
+    UsageError where an operator is not supported, or one of the files is not ours; a QuarlError
+    where the flatbuffer is damaged.
     """
     writer, sidecar = _make_writer(artifact, fixed=fixed)
     (source,), (head,) = writer.audit.inputs, writer.audit.outputs
-    total, discrete = writer.size(), sidecar.num_actions is not None
+    (flash, ram, products), discrete = writer.size(), sidecar.num_actions is not None
     summary = (
-        f"flash: {total.constants:,} bytes of constants, and the code; "
-        f"RAM: {total.buffers:,} bytes of buffers; "
-        f"{total.products:,} multiply-accumulates an action"
+        f"flash: {flash:,} bytes of constants, and the code; RAM: {ram:,} bytes of buffers; "
+        f"{products:,} multiply-accumulates an action"
     )
     buffers = "\n".join(f"static {t} {n}[{count}];" for n, (t, count) in writer.buffers.items())
     body = "\n".join(writer.body)
@@ -90,14 +75,16 @@ def write(artifact: Path, *, fixed: bool = False) -> str:
     names["declarations"] = "\n\n".join([*_used_kernels(body), *writer.constants, buffers])
     names["include"] = "<math.h>" if "tanhf(" in body else "<stdint.h>"
     names.update(algo=sidecar.run["algo"], stem=artifact.stem, tag=sidecar.sha256[:8])
-    names.update(numbers=_NUMBERS[writer.number])
-    names.update(type=writer.observation_type, number=writer.number)
+    note = "-std=c99 or -ffp-contract=off keep the same floats."
+    if fixed:
+        note = "int32_t numbers are Q16.16: 65536 is 1."
+    names.update(type=writer.observation_type, number=writer.number, numbers=note)
     names.update(observation_size=math.prod(source.shape), head_size=math.prod(head.shape))
     names["act"] = _template("discrete.c" if discrete else "continuous.c").substitute(names).strip()
     names["prototype"] = names["act"].partition("\n")[0]
     files = {artifact.with_suffix(suffix): f"policy{suffix}" for suffix in (".h", ".c")}
     for path in files:
-        if path.exists() and _MARK not in path.read_text(errors="replace")[:200]:
+        if path.exists() and "Written by quarl_tf" not in path.read_text(errors="replace")[:200]:
             raise UsageError(
                 f"{path} was not written by this program; move it away. "
                 f"Received: path={str(path)!r}"
@@ -211,10 +198,10 @@ class _Writer:
         else:
             self._flush("head", "x")
 
-    def size(self) -> Size:
+    def size(self) -> tuple[int, int, int]:
         """Return the size of what is written."""
         buffers = sum((1 if kind == "int8_t" else 4) * n for kind, n in self.buffers.values())
-        return Size(self.constant_bytes, buffers, self.products)
+        return self.constant_bytes, buffers, self.products
 
     def constant(self, name: str, values: Array) -> str:
         """Declare an array of constants; return its name."""
@@ -460,12 +447,6 @@ _FIXED_OPERATORS: Mapping[str, Callable[[_Writer, Any, str, str], None]] = {
     **{kind: write for kind, write in _OPERATORS.items() if "float32" not in kind},
     **dict.fromkeys(_ELEMENTWISE.keys() - {"TANH float32"}, _Writer._affine),
     **{kind: _OPERATORS[kind] for kind in ("DEQUANTIZE float32", "RESHAPE float32")},
-}
-
-#: Note of the header on numbers of a type.
-_NUMBERS = {
-    "float": "-std=c99 or -ffp-contract=off keep the same floats.",
-    "int32_t": "int32_t numbers are Q16.16: 65536 is 1.",
 }
 
 

@@ -28,13 +28,9 @@ def observations(policy: Policy) -> NDArray[Any]:
     is_image = len(sidecar.observation_shape) == _IMAGE_RANK
     episodes, keep = (_GAMES, _IMAGES) if is_image else (_EPISODES, _VECTORS)
     seed = environment_seed(int(sidecar.run["seed"]), "calibration")
-
-    def act(batch: NDArray[Any], playing: NDArray[np.bool_]) -> NDArray[Any]:
-        del playing
-        return np.array([policy.act(observation) for observation in batch])
-
     with closing(environments.make_vector(sidecar.env_id, episodes, once=True)) as envs:
-        return rollout(envs, act, seed, keep).observations
+        found = rollout(envs, lambda batch, _: np.array([*map(policy.act, batch)]), seed, keep)
+    return found.observations
 
 
 def selection_returns(policy: Policy, episodes: int) -> list[float]:

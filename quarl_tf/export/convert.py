@@ -19,7 +19,7 @@ from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.networks import Weights
 from quarl_tf.networks.layers import ActionScaling, Floats
-from quarl_tf.quantization import qat, quantizing
+from quarl_tf.quantization import quantizing
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import REFERENCE, Run, Scheme
@@ -128,10 +128,7 @@ def _describe(training: TrainedNetwork, scheme: Scheme, content: bytes) -> Sidec
 
 
 def _convert_float(training: TrainedNetwork, scheme: Scheme) -> tuple[bytes, keras.Model]:
-    """Convert to fp16, to dynamic_int8, or to the fp32 that other schemes are made of.
-
-    Returns the flatbuffer and the network that it should compute.
-    """
+    """Convert to fp16, dynamic_int8, or the fp32 of other schemes; return its network, too."""
     settings: dict[str, Any] = {}
     if scheme.name in ("fp16", "dynamic_int8"):
         settings["optimizations"] = [tf.lite.Optimize.DEFAULT]
@@ -147,10 +144,7 @@ def _convert_float(training: TrainedNetwork, scheme: Scheme) -> tuple[bytes, ker
 
 
 def _half_weights(training: TrainedNetwork, content: bytes) -> Weights:
-    """Return weights as an fp16 flatbuffer has them: its first kernel may scale bytes.
-
-    A QuarlError where one would overflow.
-    """
+    """Return weights as an fp16 flatbuffer has them: its first kernel may scale bytes."""
     scales: dict[str, np.float32] = {}
     if kernel_scales_bytes(flatbuffer.parsed(content)[0]):
         first = next(name for name in training.weights if name.endswith("/kernel:0"))
@@ -173,6 +167,9 @@ def _half_weights(training: TrainedNetwork, content: bytes) -> Weights:
 
 def _convert_aware(training: TrainedNetwork, scheme: Scheme) -> tuple[bytes, keras.Model]:
     """Convert a quantisation-aware network with the ranges and codes of its training."""
+    # As in `quantization`: plain networks do not wait for it.
+    from quarl_tf.quantization import qat
+
     network, quantization = training.network(training.weights), training.run.quantization
     recipe = quantization.recipe if quantization and scheme.name == "qat_int8" else None
     content = training.convert(qat.exported(network, rounded=recipe is None))
@@ -201,6 +198,8 @@ def _compare(
         check["tolerance"] = tolerance
         is_equal = tolerance is None or check["max_abs_difference"] <= tolerance
     else:
+        from quarl_tf.quantization import qat
+
         # Rounding may take the other one of two neighbouring codes. In a hidden layer that may be
         # many steps of a steep head, so an observation counts for at most one.
         steps = np.abs(heads - expected_heads) / qat.head_step(expected)

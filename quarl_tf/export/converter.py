@@ -93,10 +93,6 @@ def _function(content: bytes) -> Callable[[Any], Any]:
     return call
 
 
-def _dense(_: Any, inputs: Any, kernel: Any, bias: Any = 0.0) -> Any:
-    return tf.matmul(inputs, kernel, transpose_b=True) + bias
-
-
 def _convolution(operator: Any, inputs: Any, kernel: Any, bias: Any = 0.0) -> Any:
     options = operator.builtinOptions
     strides = options.strideH, options.strideW
@@ -115,6 +111,6 @@ _OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "MAXIMUM": lambda _, x, y: tf.maximum(x, y),
     "TANH": lambda _, x: tf.tanh(x),
     "RESHAPE": lambda _, x, shape: tf.reshape(x, shape),
-    "FULLY_CONNECTED": _dense,
+    "FULLY_CONNECTED": lambda _, x, kernel, bias=0.0: tf.matmul(x, kernel, transpose_b=True) + bias,
     "CONV_2D": _convolution,
 }

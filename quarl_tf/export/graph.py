@@ -32,9 +32,6 @@ _TYPES = {np.dtype(t): getattr(schema.TensorType, t.upper()) for t in ("float32"
 #: Versions of the operators that take int8.
 _VERSIONS = {"FULLY_CONNECTED": 4, "CONV_2D": 3, "TANH": 2, "QUANTIZE": 1, "DEQUANTIZE": 2}
 
-#: Lowest code of int8.
-LOWEST = -128
-
 
 class Graph:
     """A flatbuffer of one graph that can be changed; operators are in the order of computation."""
@@ -47,15 +44,7 @@ class Graph:
         self.operators: list[Any] = graph.operators
         self.inputs = graph.inputs = list(graph.inputs)
         self.outputs = graph.outputs = list(graph.outputs)
-        self._separate()
-
-    @property
-    def takes_floats(self) -> bool:
-        """Whether observations are float32, and not bytes."""
-        return bool(self.tensors[self.inputs[0]].type == FLOAT32)
-
-    def _separate(self) -> None:
-        """Give each layer constants of its own, which change without those of others."""
+        # Give each layer constants of its own, which change without those of others.
         used_buffers: set[int] = set()
         for operator in sorted(self.operators, key=lambda op: self.name(op) in LAYERS):
             operator.inputs = list(operator.inputs)
@@ -66,6 +55,11 @@ class Graph:
                 if self.tensors[index].buffer in used_buffers and self.name(operator) in LAYERS:
                     operator.inputs[position] = self.add(index, b"_own", values=values)
                 used_buffers.add(self.tensors[operator.inputs[position]].buffer)
+
+    @property
+    def takes_floats(self) -> bool:
+        """Whether observations are float32, and not bytes."""
+        return bool(self.tensors[self.inputs[0]].type == FLOAT32)
 
     def readers(self, index: int) -> int:
         """Return how often a tensor is read, as an output of the flatbuffer as well."""
@@ -164,7 +158,7 @@ class Graph:
 
     def add_codes(self, like: int, grid: Grid) -> int:
         """Add an int8 tensor on a grid, of the shape of another."""
-        zero = LOWEST - round(float(grid.low / grid.step))
+        zero = -128 - round(float(grid.low / grid.step))
         return self.add_integers(like, np.int8, grid.step, zero)
 
     def operator(self, name: str, inputs: list[int], outputs: list[int], like: Any = None) -> Any:
@@ -201,12 +195,6 @@ class Graph:
 
         Tensors are renumbered, in this graph and in the flatbuffer alike.
         """
-        self._drop_unused()
-        builder = flatbuffers.Builder(1 << 20)
-        builder.Finish(self.model.Pack(builder), IDENTIFIER)
-        return bytes(builder.Output())
-
-    def _drop_unused(self) -> None:
         used_tensors, used_operators = {*self.outputs}, []
         for operator in reversed(self.operators):
             if used_tensors & {*operator.outputs}:
@@ -233,6 +221,9 @@ class Graph:
         for operator in used_operators:
             operator.opcodeIndex = numbers[operator.opcodeIndex]
         self.model.operatorCodes = [self.model.operatorCodes[i] for i in numbers]
+        builder = flatbuffers.Builder(1 << 20)
+        builder.Finish(self.model.Pack(builder), IDENTIFIER)
+        return bytes(builder.Output())
 
 
 def in_float32(content: bytes) -> bytes:

@@ -25,11 +25,9 @@ _ROUNDING = 1e-3
 def pack(content: bytes, grids: Sequence[tuple[int, bool]]) -> bytes:
     """Return a float flatbuffer with its kernels as integers.
 
-    They lie on symmetric grids; `grids` has the bits of each and whether each output has its own.
-
-    Raises:
-        QuarlError: litert-quantizer is not installed, a kernel lies on no such grid, or its values
-            are too few to find the step.
+    They lie on symmetric grids; `grids` has the bits of each and whether each output has its own. A
+    QuarlError where litert-quantizer is not installed, a kernel lies on no such grid, or its values
+    are too few to find the step.
     """
     try:
         from litert_quantizer import algorithm_manager, qtyping, quantizer, recipe_manager

@@ -12,34 +12,17 @@ from typing import Any
 import numpy as np
 
 from quarl_tf.export.activations import ranges
-from quarl_tf.export.graph import (
-    BETWEEN_ONES,
-    LAYERS,
-    LOWEST,
-    UINT8,
-    UNIT_STEP,
-    Graph,
-    fused_activation,
-)
+from quarl_tf.export.graph import BETWEEN_ONES, LAYERS, UINT8, UNIT_STEP, Graph, fused_activation
 from quarl_tf.export.rounding import round_kernel
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.quantization.grid import BYTE, Array, Grid, grid_between, own_grid, snap
 from quarl_tf.spec import LayerFormat, Recipe, TensorFormat
 
-#: Operators that only move numbers; their output is on the grid of their input.
-_MOVING = ("RESHAPE",)
-
-#: Operators that clip the normalised observation, as the ends of its grid do.
-_CLIPPING = ("MINIMUM", "MAXIMUM")
-
 
 def quantized(content: bytes, observations: Array, recipe: Recipe) -> bytes:
     """Return a float32 flatbuffer with integers where a recipe has formats.
 
-    Observations [n, ...] give activations their ranges.
-
-    Raises:
-        QuarlError: A kernel is computed, and no constant.
+    Observations [n, ...] give activations their ranges. A QuarlError where a kernel is computed.
     """
     graph = Graph(content)
     _fold_byte_scaling(graph)
@@ -88,7 +71,7 @@ def _fold_byte_scaling(graph: Graph) -> None:
             continue
         first = layer = users[scaling.outputs[0]]
         tensors = [scaling.outputs[0]]
-        while graph.name(layer) in _MOVING:
+        while graph.name(layer) == "RESHAPE":
             tensors.append(layer.outputs[0])
             layer = users[layer.outputs[0]]
         kernel = graph.constant(layer.inputs[1]) if graph.name(layer) in LAYERS else None
@@ -124,7 +107,7 @@ class _Writer:
             form = self._recipe.of(layer) if layer is not None else LayerFormat()
             if layer is not None and form.weights and form.activations:
                 self._write_layer(operator, layer, form.weights, form.activations)
-            elif operator.inputs[0] in self._integers and name in ("TANH", *_MOVING):
+            elif operator.inputs[0] in self._integers and name in ("TANH", "RESHAPE"):
                 self._write_unweighted(operator, name)
             else:
                 self._to_float(operator.inputs)
@@ -144,7 +127,9 @@ class _Writer:
         per_channel = name == "CONV_2D" or weights.per_channel
         codes, scales = coded(kernel, weights, per_channel=per_channel, steps=steps)
         source_scale = graph.tensors[source].quantization.scale[0]
-        least_scales = _least_scales(bias, float(source_scale))
+        # Below these the bias leaves int32, or the scale float32.
+        sizes = np.zeros(1) if bias is None else np.abs(bias.astype(np.float64))
+        least_scales = np.maximum(sizes / float(source_scale) / 2**30, np.finfo(np.float32).tiny)
         if len(scales) == 1:
             least_scales = least_scales.max(keepdims=True)
         if (scales < least_scales).any():
@@ -169,7 +154,7 @@ class _Writer:
         graph, source = self._graph, index
         producer: Any = self._producers.get(index)
         kind = self._producer_kind(index)
-        if kind in _MOVING:
+        if kind == "RESHAPE":
             self._integer(producer.inputs[0])
             self._write_unweighted(producer, kind)
             return self._integers[index]
@@ -179,7 +164,7 @@ class _Writer:
         elif kind == "CAST" and graph.tensors[producer.inputs[0]].type == UINT8:
             source = producer.inputs[0]
             graph.set_grid(source, 1, 0)
-            self._integers[index] = graph.add_integers(index, np.int8, 1, LOWEST)
+            self._integers[index] = graph.add_integers(index, np.int8, 1, -128)
         else:
             grid = self._grid(index, self._recipe.observation.activations or BYTE)
             self._integers[index] = graph.add_codes(index, grid)
@@ -190,7 +175,7 @@ class _Writer:
 
     def _unclipped(self, index: int, grid: Grid) -> int:
         """Return the tensor before the clips that the ends of a grid repeat."""
-        while (kind := self._producer_kind(index)) in _CLIPPING:
+        while (kind := self._producer_kind(index)) in ("MINIMUM", "MAXIMUM"):
             inputs = list(self._producers[index].inputs)
             constants = [self._graph.constant(i) for i in inputs]
             position = 1 if constants[0] is None else 0
@@ -230,12 +215,6 @@ class _Writer:
             if index in self._integers and index not in computed:
                 source = self._integers[index]
                 self._operators.append(self._graph.operator("DEQUANTIZE", [source], [index]))
-
-
-def _least_scales(bias: Array | None, source_scale: float) -> Array:
-    """Return the scales of a kernel below which the bias leaves int32, or the scale float32."""
-    values = np.zeros(1) if bias is None else np.abs(bias.astype(np.float64))
-    return np.maximum(values / source_scale / 2**30, np.finfo(np.float32).tiny)
 
 
 def coded(

@@ -65,18 +65,16 @@ def require_quantisable(content: bytes, names: Collection[str]) -> None:
     """
     for graph in flatbuffer.parsed(content):
         observed = {*graph.inputs}
-        for operator in graph.operators:
-            if observed & {*operator.inputs}:
-                observed |= {*operator.outputs}
-            weights = {*operator.inputs[:2]} - observed
-            if operator.name in names:
-                weights = {
-                    i for i in weights & {operator.inputs[1]} if graph.tensors[i].data is None
-                }
-            if operator.name in _PRODUCTS and weights:
+        for op in graph.operators:
+            if observed & {*op.inputs}:
+                observed |= {*op.outputs}
+            weights = {*op.inputs[:2]} - observed
+            if op.name in names:
+                weights = {i for i in weights & {op.inputs[1]} if graph.tensors[i].data is None}
+            if op.name in _PRODUCTS and weights:
                 raise UsageError(
                     f"Only constant kernels of {', '.join(sorted(names))} are quantised here; "
-                    f"another scheme may take others. Received: operator={operator.name}"
+                    f"another scheme may take others. Received: operator={op.name}"
                 )
 
 

@@ -139,12 +139,9 @@ def quantize(source: Path, scheme: Scheme) -> Path:
 
     It is `<scheme>.tflite` beside it. Activations are calibrated on greedy rollouts of the
     flatbuffer. A sidecar with the hash of the copy is kept, and so is the file that the training
-    itself was exported to, calibrated on other rollouts.
-
-    Raises:
-        UsageError: The scheme needs a training, the flatbuffer is not one of floats, or another
-            file is where the copy belongs.
-        QuarlError: The flatbuffer or its sidecar is missing or damaged.
+    itself was exported to, calibrated on other rollouts. A UsageError where the scheme needs a
+    training, the flatbuffer is not one of floats, or another file is where the copy belongs; a
+    QuarlError where the flatbuffer or its sidecar is missing or damaged.
     """
     policy = Policy.load(source)
     sidecar = policy.sidecar
@@ -176,10 +173,9 @@ def _is_export(target: Path, source: Sidecar) -> bool:
     """Tell whether a file is what the training of another flatbuffer was exported to, intact."""
     with contextlib.suppress(QuarlError):
         sidecar = Sidecar.load(sidecar_path(target))
-        expected = target.stem, source.network_sha256, sha256(target) if target.exists() else None
+        expected = target.stem, source.network_sha256, sha256(target)
         is_intact = (sidecar.scheme, sidecar.network_sha256, sidecar.sha256) == expected
-        is_calibrated = sidecar.calibration_sha256 is not None
-        return is_intact and is_calibrated and source.scheme == REFERENCE
+        return is_intact and sidecar.calibration_sha256 is not None and source.scheme == REFERENCE
     return False
 
 

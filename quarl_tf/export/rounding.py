@@ -18,12 +18,9 @@ _MOST_VALUES = 200_000
 def round_kernel(
     graph: Graph, layer: Any, observations: Array, form: TensorFormat | None
 ) -> Array | None:
-    """Put a layer's kernel on the grids of a format whose rounding is "gptq".
+    """Put a kernel on the grids of a format with rounding "gptq"; return their steps, else None.
 
     The bias absorbs the mean error (Nagel et al., arXiv 1906.04721, section 4.2).
-
-    Returns:
-        The steps of the grids; None for other formats, which change nothing.
     """
     kernel, bias = graph.kernel_and_bias(layer)
     if kernel is None or form is None or form.rounding != "gptq":

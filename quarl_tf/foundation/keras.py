@@ -9,8 +9,6 @@ import ctypes
 import gc
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 
@@ -18,30 +16,6 @@ from quarl_tf.foundation import native_output
 from quarl_tf.foundation.errors import QuarlError
 
 _XLA_FLAG = "--xla_disable_hlo_passes=tree_reduction_rewriter"
-
-
-def _refuse_keras_3() -> None:
-    version = getattr(sys.modules.get("keras"), "__version__", "2")
-    if not version.startswith("2"):
-        raise QuarlError(
-            "Keras 3 is loaded already, beside which Keras 2 cannot be chosen; import keras after "
-            f"quarl_tf has loaded TensorFlow, or not at all. Received: keras={version}"
-        )
-
-
-def _set_environment() -> None:
-    """Set the variables that TensorFlow reads when it is loaded or first computes."""
-    os.environ["TF_USE_LEGACY_KERAS"] = "1"
-    # Its C++ logs do not help users; failures are exceptions.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    # By default oneDNN's convolutions are used on processors newer than AVX2 only.
-    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
-    # By default XLA sums large tensors in windows, without vector instructions.
-    flags = os.environ.get("XLA_FLAGS", "").split()
-    if _XLA_FLAG not in flags:
-        os.environ["XLA_FLAGS"] = " ".join([_XLA_FLAG, *flags])
-    # Kernels of GPUs add in another order each time.
-    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 
 
 def _limit_blas() -> None:
@@ -57,26 +31,31 @@ def _limit_blas() -> None:
                 return
 
 
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Load without the garbage collector, which never looks at what was loaded then."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        if was_enabled:
-            gc.enable()
-
-
-_refuse_keras_3()
-_set_environment()
+_version = getattr(sys.modules.get("keras"), "__version__", "2")
+if not _version.startswith("2"):
+    raise QuarlError(
+        "Keras 3 is loaded already, beside which Keras 2 cannot be chosen; import keras after "
+        f"quarl_tf has loaded TensorFlow, or not at all. Received: keras={_version}"
+    )
+# TensorFlow reads these when it is loaded or first computes.
+os.environ["TF_USE_LEGACY_KERAS"] = "1"
+# Its C++ logs do not help users; failures are exceptions.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# By default oneDNN's convolutions are used on processors newer than AVX2 only.
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
+# By default XLA sums large tensors in windows, without vector instructions.
+_flags = os.environ.get("XLA_FLAGS", "").split()
+if _XLA_FLAG not in _flags:
+    os.environ["XLA_FLAGS"] = " ".join([_XLA_FLAG, *_flags])
+# Kernels of GPUs add in another order each time.
+os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 _limit_blas()
 # At exit the collector would search TensorFlow's graphs for seconds, to free what ends anyway.
 atexit.register(gc.freeze)
+_collects = gc.isenabled()
+gc.disable()  # The collector never looks at what is loaded here.
 try:
-    with native_output.caught(), _without_collector():
+    with native_output.caught():
         import tensorflow as tf
         import tf_keras as keras
 
@@ -86,6 +65,10 @@ except ModuleNotFoundError as error:
         "Training and export need TensorFlow, which evaluation and reports do without; install "
         f"the rest in the folder of quarl_tf: pip install '.[train]'. Received: {error}"
     ) from error
+finally:
+    gc.freeze()
+    if _collects:
+        gc.enable()
 
 if tf.keras.Model is not keras.Model:
     raise QuarlError(

@@ -64,9 +64,7 @@ def build_policy(
     return keras.Model(observation, _Layers(design, seed, purpose).head(observation), name=NAME)
 
 
-def build_actor(
-    spec: EnvSpec, design: Design, seed: int, *, stochastic: bool = False
-) -> keras.Model:
+def build_actor(spec: EnvSpec, design: Design, seed: int, stochastic: bool = False) -> keras.Model:
     """Build a network whose output is a continuous action.
 
     It is bounded by tanh or, if `stochastic`, the mean of a distribution.
@@ -104,7 +102,6 @@ class _Layers:
         self._dtype = "mixed_bfloat16" if design.precision == "bfloat16" else "float32"
 
     def head(self, observation: Any) -> Any:
-        """Build all layers from the observation to the head."""
         return self.fully_connected(self.features(observation))
 
     def features(self, observation: Any) -> Any:
@@ -133,7 +130,6 @@ class _Layers:
         return keras.layers.Flatten(name="flat")(hidden) if len(hidden.shape) > _FLAT else hidden
 
     def fully_connected(self, features: Any) -> Any:
-        """Build the fully-connected layers and the head."""
         design = self._design
         previous = hidden = features
         for i, units in enumerate(design.architecture.hidden_layers):

@@ -113,8 +113,7 @@ class Snapshot:
 def in_numpy(layer: Any, read: Read) -> Forward:
     """Return the function of arrays that a layer computes; `read` gives its variables' values."""
     if hasattr(layer, "in_numpy"):
-        forward_pass: Forward = layer.in_numpy(read)
-        return forward_pass
+        return layer.in_numpy(read)  # type: ignore[no-any-return]
     if isinstance(layer, keras.layers.Dense):
         kernel, bias = read(layer.kernel), read(layer.bias)
         activation = _ACTIVATIONS[layer.activation.__name__]

@@ -1,6 +1,7 @@
 """Measure the cost of a precision of hidden layers on this machine."""
 
 import time
+import timeit
 from typing import Any
 
 from quarl_tf.foundation.keras import tf
@@ -28,9 +29,5 @@ def _gradient_seconds(precision: str) -> float:
         return tape.gradient(loss, kernel)
 
     gradient()  # Compiles it.
-    seconds = []
-    for _ in range(_REPETITIONS):
-        start = time.perf_counter()
-        gradient().numpy()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
+    timer = timeit.Timer(lambda: gradient().numpy(), timer=time.perf_counter)
+    return min(timer.repeat(_REPETITIONS, number=1))

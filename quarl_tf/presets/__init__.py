@@ -189,11 +189,9 @@ class PpoPreset(Preset):
 
     def _check(self) -> None:
         self._require_multiple("train_frequency", "minibatch_size")
-        self._require(
-            self.minibatch_size > 1 or not self.normalize_advantages,
-            "One advantage alone is standardised to 0; make minibatch_size 2 or more",
-            *("minibatch_size", "normalize_advantages"),
-        )
+        fits = self.minibatch_size > 1 or not self.normalize_advantages
+        text = "One advantage alone is standardised to 0; make minibatch_size 2 or more"
+        self._require(fits, text, "minibatch_size", "normalize_advantages")
         super()._check()
 
 

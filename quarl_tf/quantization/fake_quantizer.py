@@ -49,11 +49,9 @@ class FakeQuantizer(quantizers.Quantizer):  # type: ignore[misc]
     def _shape(self, tensor_shape: Any) -> tuple[int, ...]:
         return (tensor_shape[-1],) if self.per_channel else ()
 
-    def __call__(
-        self, inputs: Any, training: bool, weights: Mapping[str, Any], **kwargs: Any
-    ) -> Any:
+    def __call__(self, inputs: Any, training: bool, weights: Mapping[str, Any], **_: Any) -> Any:
         """Return the quantised tensor in its own dtype."""
-        del training, kwargs
+        del training
         values = tf.cast(inputs, tf.float32)
         if "log_stretch" in weights:
             return tf.cast(self._by_learned_step(values, weights), inputs.dtype)
@@ -140,8 +138,6 @@ def with_zero_gradients(inputs: Any, *unused: Any) -> Any:
 
 
 def _scaled_gradient(value: Any, scale: Any) -> Any:
-    """Return the value, and multiply its gradient by `scale`."""
-
     @tf.custom_gradient  # type: ignore[misc]
     def scaled(x: Any) -> Any:
         return tf.identity(x), lambda upstream: upstream * scale

@@ -100,10 +100,7 @@ class QuantizedLayer(_Wrapper):
         """Create the ends of the grids."""
         watched = self._watched
         self.grid_variables = {
-            part: {
-                **quantizer.build(watched.shape_of(part), part, self),
-                **watched.stretches[part],
-            }
+            part: {**quantizer.build(watched.shape_of(part), part, self), **watched.stretches[part]}
             for part, quantizer in self.quantizers.items()
         }
         super().build(input_shape)

@@ -56,13 +56,15 @@ def watched(network: keras.Model, recipe: Recipe, schedule: QatSchedule) -> kera
                 "Quantisation-aware training has no rule for this layer; train without it. "
                 f"Received: layer={layer.name!r} ({type(layer).__name__})"
             )
-        quantizers = {
-            "kernel": _for_kernel(layer, formats.weights, schedule),
-            "output": _for_output(layer, form, schedule, feeds_tanh=layer.name in before_tanh),
-        }
-        return WatchedLayer(
-            layer, {part: q for part, q in quantizers.items() if q}, schedule.ranges
-        )
+        quantizers: dict[str, FakeQuantizer] = {}
+        if (weights := formats.weights) is not None and isinstance(layer, _KERNELS):
+            per_channel = isinstance(layer, keras.layers.Conv2D) or weights.per_channel
+            kernel = FakeQuantizer(weights, schedule, kernel=True, per_channel=per_channel)
+            quantizers["kernel"] = kernel
+        if form is not None:
+            feeds_tanh = layer.name in before_tanh
+            quantizers["output"] = _for_output(layer, form, schedule, feeds_tanh=feeds_tanh)
+        return WatchedLayer(layer, quantizers, schedule.ranges)
 
     return keras.models.clone_model(network, clone_function=wrap)
 
@@ -87,20 +89,9 @@ def _is_tanh(layer: Any) -> bool:
     return isinstance(layer, keras.layers.Activation) and layer.activation is keras.activations.tanh
 
 
-def _for_kernel(
-    layer: Any, form: TensorFormat | None, schedule: QatSchedule
-) -> FakeQuantizer | None:
-    if form is None or not isinstance(layer, _KERNELS):
-        return None
-    per_channel = isinstance(layer, keras.layers.Conv2D) or form.per_channel
-    return FakeQuantizer(form, schedule, kernel=True, per_channel=per_channel)
-
-
 def _for_output(
-    layer: Any, form: TensorFormat | None, schedule: QatSchedule, *, feeds_tanh: bool
-) -> FakeQuantizer | None:
-    if form is None:
-        return None
+    layer: Any, form: TensorFormat, schedule: QatSchedule, *, feeds_tanh: bool
+) -> FakeQuantizer:
     if isinstance(layer, ByteScaling):
         return FakeQuantizer(form, schedule, fixed=(0.0, 1.0))
     if form.rounding != "floor":

@@ -19,8 +19,6 @@ from quarl_tf.store.workspace import Workspace, blame_path
 #: Largest number of cells of a report that draws single episodes and weights.
 _MOST_DETAILED = 3
 
-_Groups = dict[str, list[Curve]]
-
 
 class Picture(NamedTuple):
     """A figure of a report.
@@ -47,10 +45,8 @@ def draw(
     if any(len(cell.rows) > 1 for cell in cells):
         yield Picture("return_against_bits", 0, returns.return_against_bits(cells))
     if aggregates:
-        kept_percent = {
-            aggregate.scheme: 100 - np.array(aggregate.errors) for aggregate in aggregates
-        }
-        yield Picture("performance_profile", 0, returns.performance_profile(kept_percent))
+        kept = {aggregate.scheme: 100 - np.array(aggregate.errors) for aggregate in aggregates}
+        yield Picture("performance_profile", 0, returns.performance_profile(kept))
     for task in dict.fromkeys(cell.cell.task for cell in cells):
         groups = _groups([cell for cell in cells if cell.cell.task == task])
         comparable = sum(map(bool, groups.values())) > 1 and len(groups) <= curves.MOST_LINES
@@ -98,7 +94,7 @@ def _detailed(workspace: Workspace, cell: CellResults, number: int) -> Iterator[
         yield Picture("blamed_layers", number, figure)
 
 
-def _groups(cells: Sequence[CellResults]) -> _Groups:
+def _groups(cells: Sequence[CellResults]) -> dict[str, list[Curve]]:
     """Return the curves of cells, grouped by what differs in the seed alone, fp32 first.
 
     A group that lacks a training is empty. Cells may share their references.
@@ -126,6 +122,6 @@ def _groups(cells: Sequence[CellResults]) -> _Groups:
     return groups
 
 
-def _all_have(groups: _Groups, column: str) -> bool:
+def _all_have(groups: dict[str, list[Curve]], column: str) -> bool:
     curves_of_all = [curve for group in groups.values() for curve in group]
     return bool(curves_of_all) and all(curve.has(column) for curve in curves_of_all)

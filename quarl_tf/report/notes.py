@@ -10,7 +10,7 @@ import numpy as np
 
 from quarl_tf.evaluation import compare, memory
 from quarl_tf.evaluation.compare import MIN_EPISODES
-from quarl_tf.report.results import OK, CellResults, Result, Row
+from quarl_tf.report.results import OK, CellResults, Row
 from quarl_tf.spec import Run
 from quarl_tf.store.workspace import Workspace
 
@@ -20,7 +20,17 @@ def notes_on(cell: CellResults) -> Iterator[dict[str, Any]]:
     if cell.episodes is not None and cell.episodes < MIN_EPISODES:
         yield {"key": "few_episodes", "episodes": cell.episodes, "least": MIN_EPISODES}
     for reference in cell.references:
-        yield from _notes_on_games(reference)
+        run_id, returns = reference.sidecar.run_id, reference.evaluation.returns
+        effective_n = compare.effective_n(reference.evaluation)
+        if effective_n is not None and effective_n < len(returns):
+            counts = {"run": run_id, "games": len(returns), "different": len(set(returns))}
+            yield {"key": "repeated_games", **counts, "effective_n": round(effective_n, 1)}
+        if reference.baseline is not None:
+            interval, random_returns = reference.comparison.returns, reference.baseline.returns
+            low = interval.low if interval.bounded else interval.mean
+            # If each game earns more than all random ones, even a wide interval is no doubt.
+            if low <= np.mean(random_returns) and min(returns) <= max(random_returns):
+                yield {"key": "as_random", "run": run_id}
     seeds, bits = set(), dict[int, None]()
     trained_on = {fp32.sidecar.run_id: fp32.sidecar.trained_on for fp32 in cell.references}
     for result in cell.results:
@@ -33,20 +43,6 @@ def notes_on(cell: CellResults) -> Iterator[dict[str, Any]]:
         yield {"key": "one_seed"}
     if bits:
         yield {"key": "other_processor", "bits": list(bits)}
-
-
-def _notes_on_games(reference: Result) -> Iterator[dict[str, Any]]:
-    run_id, returns = reference.sidecar.run_id, reference.evaluation.returns
-    effective_n = compare.effective_n(reference.evaluation)
-    if effective_n is not None and effective_n < len(returns):
-        counts = {"run": run_id, "games": len(returns), "different": len(set(returns))}
-        yield {"key": "repeated_games", **counts, "effective_n": round(effective_n, 1)}
-    if reference.baseline is not None:
-        interval, random_returns = reference.comparison.returns, reference.baseline.returns
-        low = interval.low if interval.bounded else interval.mean
-        # If each game earns more than all random ones, even a wide interval is no doubt.
-        if low <= np.mean(random_returns) and min(returns) <= max(random_returns):
-            yield {"key": "as_random", "run": run_id}
 
 
 def last_networks(cell: CellResults) -> list[dict[str, Any]]:

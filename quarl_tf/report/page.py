@@ -53,22 +53,13 @@ def templates() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {
-        "number": number_text,
-        "percent": percent,
-        "share": share,
-        "times": times,
-        "size": size,
-        "limits": limits,
-        "dtypes": dtypes,
-        "unseen": unseen_percent,
-        "colour": scheme_colour,
-    }
-    environment.globals |= {
-        "min_episodes": MIN_EPISODES,
-        "inconclusive": INCONCLUSIVE,
-        "unseen_verdict": UNSEEN,
-    }
+    environment.filters.update(
+        number=number_text, percent=percent, share=share, times=times, size=size, limits=limits
+    )
+    environment.filters.update(dtypes=dtypes, unseen=unseen_percent, colour=scheme_colour)
+    environment.globals.update(
+        min_episodes=MIN_EPISODES, inconclusive=INCONCLUSIVE, unseen_verdict=UNSEEN
+    )
     # Called as filters, macros give plain text, which each page escapes in its own way.
     words = environment.get_template("words.j2").module
     for name, macro in vars(words).items():

@@ -3,11 +3,9 @@
 Other environments than those of the script are shown in a film of an episode.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from quarl_tf.environments import make
 from quarl_tf.environments.airnav import AirNavVector
 from quarl_tf.evaluation import video
 from quarl_tf.evaluation.play import AGREEMENT_TOLERANCE
-from quarl_tf.export.graph import Graph
+from quarl_tf.export.graph import NONE, RELU, Graph, fused_activation
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.report.results import CellResults, Result, Source
 from quarl_tf.runtime import flatbuffer
@@ -26,25 +24,18 @@ from quarl_tf.spec import GREEDY, REFERENCE
 from quarl_tf.store.records import Sidecar
 
 #: Implemented in `templates/play.js`.
-ENVIRONMENTS = (
-    "Acrobot-v1",
-    "AirNav-v0",
-    "CartPole-v1",
-    "MountainCarContinuous-v0",
-    "Pendulum-v1",
-)
+ENVIRONMENTS = ("Acrobot-v1", "AirNav-v0", "CartPole-v1", "MountainCarContinuous-v0", "Pendulum-v1")
 
 _SCHEMES, _STARTS = (REFERENCE, "int8"), 5
 
 #: Largest size of a film in bytes, frames per second, and the most seconds of an episode.
 _FILM_BYTES, _FILM_RATE, _FILM_SECONDS = 400_000, 10, 20
 
-#: Operators that the page computes; only layers may have a fused ReLU, 1 in the schema.
+#: Operators that the page computes; only layers may have a fused ReLU.
 _LAYERS = {"FULLY_CONNECTED float32", "FULLY_CONNECTED int8"}
 _FLOAT = ("ADD", "SUB", "MUL", "MINIMUM", "MAXIMUM", "CONCATENATION", "RESHAPE", "TANH")
 _INTEGER = {"QUANTIZE int8", "DEQUANTIZE float32", "TANH int8", "RESHAPE int8"}
 _OPERATORS = _LAYERS | _INTEGER | {f"{name} float32" for name in _FLOAT}
-_RELU = 1
 
 
 def animation(source: Source, cells: Sequence[CellResults]) -> dict[str, Any]:
@@ -54,23 +45,19 @@ def animation(source: Source, cells: Sequence[CellResults]) -> dict[str, Any]:
     for several cells, for evaluations with chance, for missing files, and for environments that
     are not installed or draw nothing.
     """
-    for pair in _pairs(source, cells):
+    nothing: dict[str, Any] = {"play": None, "film": None}
+    if len(cells) > 1 or source.chance != GREEDY:
+        return nothing
+    for entries in cells[0].entries:
+        results = {entry.sidecar.scheme: entry for entry in entries if isinstance(entry, Result)}
+        if not set(_SCHEMES) <= set(results):
+            continue
+        pair = [results[scheme] for scheme in _SCHEMES]
         paths = [source.workspace.artifact(r.sidecar.run_id, r.sidecar.scheme) for r in pair]
         with contextlib.suppress(QuarlError):
             simulation = _simulation(pair, paths)
-            film = None if simulation else _film(pair, paths)
-            return {"play": simulation, "film": film}
-    return {"play": None, "film": None}
-
-
-def _pairs(source: Source, cells: Sequence[CellResults]) -> Iterator[list[Result]]:
-    """Yield fp32 and int8 of each training that has both."""
-    if len(cells) > 1 or source.chance != GREEDY:
-        return
-    for entries in cells[0].entries:
-        results = {entry.sidecar.scheme: entry for entry in entries if isinstance(entry, Result)}
-        if set(_SCHEMES) <= set(results):
-            yield [results[scheme] for scheme in _SCHEMES]
+            return {"play": simulation, "film": None if simulation else _film(pair, paths)}
+    return nothing
 
 
 def _simulation(pair: Sequence[Result], paths: Sequence[Path]) -> dict[str, Any] | None:
@@ -112,13 +99,13 @@ def policy(content: bytes, sidecar: Sidecar) -> dict[str, Any] | None:
     kinds = flatbuffer.audit(content).operators
     records = Graph(content).operators  # With all options of the schema.
     for operator, kind, record in zip(graph.operators, kinds, records, strict=True):
-        activation = getattr(record.builtinOptions, "fusedActivationFunction", 0)
-        allowed = (0, _RELU) if kind in _LAYERS else (0,)
+        activation = fused_activation(record)
+        allowed = (NONE, RELU) if kind in _LAYERS else (NONE,)
         if kind not in _OPERATORS or activation not in allowed:
             return None
         (output,) = operator.outputs
         entry = {"name": operator.name, "inputs": operator.inputs, "output": output}
-        operators.append(entry | {"relu": activation == _RELU})
+        operators.append(entry | {"relu": activation == RELU})
     return {
         "scheme": sidecar.scheme,
         "size_bytes": sidecar.size_bytes,

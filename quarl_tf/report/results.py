@@ -25,8 +25,6 @@ from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.state import State, baseline, state
 from quarl_tf.store.workspace import Workspace
 
-_Pair = tuple[Sidecar, Evaluation]
-
 #: Status of a row that has a result.
 OK = "ok"
 
@@ -275,12 +273,10 @@ def _load_seed(source: Source, cell: Cell, seed: int) -> list[Result | Missing]:
     """Load one training of each column, all on the same episodes."""
     pairs = [load(source, column.runs[seed], column.scheme.name) for column in cell.columns]
     if isinstance(fp32_pair := pairs[0], Missing):
-        reason = f"has nothing to compare with: fp32 of {fp32_pair.run_id} is missing"
+        why = f"has nothing to compare with: fp32 of {fp32_pair.run_id} is missing"
         return [
-            pair
-            if isinstance(pair, Missing)
-            else Missing(pair[0].run_id, pair[0].scheme, reason, exported=True)
-            for pair in pairs
+            p if isinstance(p, Missing) else Missing(p[0].run_id, p[0].scheme, why, exported=True)
+            for p in pairs
         ]
     skip, (_, reference) = source.skip_episodes, fp32_pair
     first_sidecars: dict[str, Sidecar] = {}
@@ -308,7 +304,7 @@ def _load_seed(source: Source, cell: Cell, seed: int) -> list[Result | Missing]:
     return [pair if isinstance(pair, Missing) else result(*pair) for pair in pairs]
 
 
-def load(source: Source, run: Run, scheme: str) -> _Pair | Missing:
+def load(source: Source, run: Run, scheme: str) -> tuple[Sidecar, Evaluation] | Missing:
     """Load a sidecar and its evaluation."""
     status = state(source.workspace, run, scheme, chance=source.chance)
     reason = source.missing_reasons.get((run.run_id, scheme), status.reason)
@@ -318,7 +314,6 @@ def load(source: Source, run: Run, scheme: str) -> _Pair | Missing:
 
 
 def _load_curve(workspace: Workspace, run: Run) -> Curve | None:
-    """Load a run's learning curve; None if it is missing or unreadable."""
     path = workspace.artifact_dir(run.run_id) / "progress.csv"
     try:
         values = pd.read_csv(path, dtype=float)

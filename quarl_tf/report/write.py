@@ -24,15 +24,7 @@ from quarl_tf.report.notes import last_networks, memory_rows, notes_on
 from quarl_tf.report.page import dtypes, provenance, write_pages
 from quarl_tf.report.play import animation
 from quarl_tf.report.results import Cell, CellResults, Column, Missing, Source, finite, load
-from quarl_tf.spec import (
-    ADOPTED,
-    BASELINE,
-    DEFAULT_SCHEMES,
-    REFERENCE,
-    Chance,
-    Run,
-    Scheme,
-)
+from quarl_tf.spec import ADOPTED, BASELINE, DEFAULT_SCHEMES, REFERENCE, Chance, Run, Scheme
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.state import is_begun
 from quarl_tf.store.workspace import Workspace, checked_report_name, report_name, sidecar_path
@@ -226,7 +218,16 @@ def _repetition(
     source: Source, cells: Sequence[CellResults], missing: Iterable[Missing]
 ) -> dict[str, list[str]]:
     """Return the commands that make all results, and those that make the missing ones."""
-    commands = _commands(cells)
+    runs: dict[str, Run] = {}
+    schemes: dict[str, dict[str, None]] = {}
+    for column in chain.from_iterable(cell.cell.columns for cell in cells):
+        for run in column.runs:
+            runs[run.run_id] = run
+            schemes.setdefault(run.run_id, {})[column.scheme.name] = None
+    commands = {
+        run_id: f"{run.command('run')} --schemes {','.join(schemes[run_id])}"
+        for run_id, run in runs.items()
+    }
     episodes = max((cell.episodes or 0 for cell in cells), default=0) + source.skip_episodes
     options = f" --episodes {episodes}" + source.chance.option
     remedies = dict.fromkeys(
@@ -249,17 +250,3 @@ def _remedy(source: Source, missing: Missing, command: str, options: str) -> str
         if not missing.run_id.startswith(f"{ADOPTED}-") and any(artifact.parent.glob("*.tflite")):
             return f"{command}{options} --root DIR"
     return workspace.command(command + options)
-
-
-def _commands(cells: Sequence[CellResults]) -> dict[str, str]:
-    """Return the command that makes the results of each training, but for its episodes."""
-    runs: dict[str, Run] = {}
-    schemes: dict[str, list[str]] = {}
-    for column in chain.from_iterable(cell.cell.columns for cell in cells):
-        for run in column.runs:
-            runs[run.run_id] = run
-            schemes.setdefault(run.run_id, []).append(column.scheme.name)
-    return {
-        run_id: f"{run.command('run')} --schemes {','.join(dict.fromkeys(schemes[run_id]))}"
-        for run_id, run in runs.items()
-    }

@@ -155,10 +155,15 @@ def weights(source: Path | bytes) -> dict[str, NDArray[np.float32]]:
     """
     arrays = {}
     for graph in parsed(source):
-        for index in _tensors_in_use(graph):
-            tensor = graph.tensors[index]
-            if tensor.data is not None and len(tensor.shape) > 1 and tensor.dtype in _DECODABLE:
-                arrays[tensor.name] = decode(tensor, tensor.data)
+        # fp16 files dequantise all weights first, in any order: the use of the results counts.
+        sources: dict[int, int] = {}
+        for operator in graph.operators:
+            if operator.name == "DEQUANTIZE":
+                sources.update(zip(operator.outputs, operator.inputs, strict=False))
+                continue
+            for tensor in (graph.tensors[sources.get(i, i)] for i in operator.inputs):
+                if tensor.data is not None and len(tensor.shape) > 1 and tensor.dtype in _DECODABLE:
+                    arrays[tensor.name] = decode(tensor, tensor.data)
     return arrays
 
 
@@ -262,16 +267,6 @@ def _describe(operator: _Operator, graph: Graph) -> str:
     dtypes = dict.fromkeys(graph.tensors[i].dtype for i in (*operator.outputs[:1], *kernel))
     types = "\N{MULTIPLICATION SIGN}".join(dtypes)
     return f"{operator.name} {types}".rstrip()
-
-
-def _tensors_in_use(graph: Graph) -> Iterator[int]:
-    # fp16 files dequantise all weights first, in any order: the use of the results counts.
-    sources: dict[int, int] = {}
-    for operator in graph.operators:
-        if operator.name == "DEQUANTIZE":
-            sources.update(zip(operator.outputs, operator.inputs, strict=False))
-        else:
-            yield from (sources.get(i, i) for i in operator.inputs)
 
 
 def decode(tensor: _Tensor, data: NDArray[np.uint8]) -> NDArray[np.float32]:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from quarl_tf.foundation.display import Update
 from quarl_tf.foundation.errors import BusyError, QuarlError
@@ -31,12 +31,7 @@ from quarl_tf.study.claims import Claims
 from quarl_tf.study.file import Study
 
 #: Environment variables from which libraries read their number of threads.
-_THREADS = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "TF_NUM_INTRAOP_THREADS",
-    "TF_NUM_INTEROP_THREADS",
-)
+_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 _POLL_SECONDS = 0.2
 #: A shard reads the files of all waiting jobs.
 _SHARD_POLL_SECONDS = 2.0
@@ -69,21 +64,6 @@ class Job:
     folders: tuple[Path, ...] = ()
 
 
-class Engine(Protocol):
-    """A machine or a cluster that runs jobs."""
-
-    slots: int  #: Largest number of jobs at once.
-
-    def start(self, job: Job) -> None:
-        """Start a job."""
-
-    def ended(self) -> list[tuple[Job, int]]:
-        """Return the jobs that have ended since the last call, with their exit codes."""
-
-    def stop(self) -> None:
-        """End all that is running."""
-
-
 def available_cores() -> list[int]:
     """Return the cores that this process may use."""
     return sorted(os.sched_getaffinity(0))
@@ -92,7 +72,7 @@ def available_cores() -> list[int]:
 def run(
     workspace: Workspace,
     study: Study,
-    engine: Engine,
+    engine: "LocalEngine | RayEngine",
     say: Callable[[str], None],
     update: Update,
     shard: tuple[int, int] | None = None,
@@ -130,7 +110,7 @@ class _Pool:
         self,
         workspace: Workspace,
         study: Study,
-        engine: Engine,
+        engine: "LocalEngine | RayEngine",
         say: Callable[[str], None],
         claims: Claims,
         shard: tuple[int, int] | None,
@@ -155,7 +135,6 @@ class _Pool:
         self.waiting = sorted(_jobs(workspace, study, statuses), key=lambda job: turn[job.run_id])
 
     def start(self) -> None:
-        """Start jobs that are ready and unclaimed while the engine has room."""
         self._claims.renew()
         unfinished = {job.run_id for job in self.waiting} | self.running
         for job in [job for job in self.waiting if job.reference_id not in unfinished]:
@@ -190,7 +169,6 @@ class _Pool:
         return to_do
 
     def collect(self) -> None:
-        """Record the jobs that have ended."""
         for job, code in self._engine.ended():
             self.running.remove(job.run_id)
             if code == BusyError.exit_code:  # Another process works on it.
@@ -261,7 +239,7 @@ class LocalEngine:
     """Processes on this machine, each with its share of the cores."""
 
     def __init__(self, jobs: int) -> None:
-        self.slots = jobs
+        self.slots = jobs  #: Largest number of jobs at once.
         self._running: dict[int, tuple[Job, subprocess.Popen[bytes]]] = {}
 
     def start(self, job: Job) -> None:
@@ -289,7 +267,7 @@ class LocalEngine:
 def start_process(job: Job, threads: int, cores: Sequence[int] = ()) -> subprocess.Popen[bytes]:
     """Start a job's process on the given cores, or on all; it ends with this process."""
     job.log.parent.mkdir(parents=True, exist_ok=True)
-    limits = dict.fromkeys(_THREADS, str(threads))
+    limits = dict.fromkeys(_LIMITS, str(threads))
     library = ctypes.CDLL(None)
 
     def prepare() -> None:

@@ -3,24 +3,14 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from quarl_tf import environments, presets
 from quarl_tf.foundation import kinds
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.presets import Preset, tables
-from quarl_tf.spec import (
-    DEFAULT_EPISODES,
-    GREEDY,
-    REFERENCE,
-    Chance,
-    Origin,
-    Quantization,
-    Run,
-    Scheme,
-    default_schemes,
-    require_possible,
-)
+from quarl_tf.spec import GREEDY, REFERENCE, Chance, Quantization, Scheme, default_schemes
+from quarl_tf.spec.run import DEFAULT_EPISODES, Origin, Run, require_possible
 from quarl_tf.store.workspace import checked_report_name
 
 #: What the report may draw learning curves against.
@@ -62,13 +52,6 @@ _STUDY_KEYS = {
     **_CHANCES,
     **_SHARED_KEYS,
 }
-
-
-class Experiment(NamedTuple):
-    """One run in one scheme."""
-
-    run: Run
-    scheme: Scheme
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,14 +102,14 @@ class Study:
     memory: bool
     x: str
 
-    def experiments(self) -> list[Experiment]:
+    def experiments(self) -> list[tuple[Run, Scheme]]:
         """Return all experiments, those once that cells share."""
-        experiments: dict[tuple[str, str], Experiment] = {}
+        experiments: dict[tuple[str, str], tuple[Run, Scheme]] = {}
         for cell in self.cells:
             for scheme, quantization in cell.columns():
                 for seed in cell.seeds:
                     run = cell.run(seed, quantization)
-                    experiments.setdefault((run.run_id, scheme.name), Experiment(run, scheme))
+                    experiments.setdefault((run.run_id, scheme.name), (run, scheme))
         return list(experiments.values())
 
 
@@ -249,7 +232,6 @@ def _cell(entry: Mapping[str, Any], modules: tuple[str, ...], presets_file: str 
 
 
 def _origin(entry: Mapping[str, Any], run: Run) -> Origin:
-    """Return the training whose network a run starts from."""
     values = _checked(entry, "from", _FROM_KEYS, ("sha256",))
     return Origin(replace(run, overrides=values.get("overrides", {})), values["sha256"])
 

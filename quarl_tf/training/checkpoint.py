@@ -20,6 +20,7 @@ from quarl_tf.foundation.files import atomic_path, sha256
 from quarl_tf.presets import OffPolicyPreset, Preset
 from quarl_tf.spec import Origin, Run
 from quarl_tf.store.state import require_same_settings
+from quarl_tf.store.workspace import checkpoint_dir
 
 #: Largest size in bytes of a checkpoint that is saved to continue elsewhere.
 LIMIT = 20_000_000
@@ -50,12 +51,13 @@ def _json_bytes(state: Any) -> npt.NDArray[np.uint8]:
     return np.frombuffer(json.dumps(state).encode(), np.uint8)
 
 
-def save_to_go_on(folder: Path, file: Path) -> Run:
-    """Save the newest checkpoint to a file to continue from; return the run that continues.
+def save_to_go_on(run_folder: Path, file: Path) -> Run:
+    """Save a run's newest checkpoint to a file to continue from; return the run that continues.
 
     The replay, copies of the network and the best network are left out. A QuarlError where there is
     no checkpoint, or where it is too large.
     """
+    folder = checkpoint_dir(run_folder)
     content = load_newest(folder)
     if content is None:
         raise QuarlError(

@@ -28,15 +28,8 @@ from quarl_tf.networks.inference import Snapshot
 from quarl_tf.networks.layers import Floats
 from quarl_tf.quantization import quantizing, watching
 from quarl_tf.spec import Origin, Run
+from quarl_tf.store import state
 from quarl_tf.store.records import Sidecar, TrainingRecord
-from quarl_tf.store.state import (
-    finished_training,
-    origin_network,
-    refuse_overwrite,
-    require_same_run,
-    require_same_settings,
-    starting_from,
-)
 from quarl_tf.store.workspace import Workspace, checkpoint_dir, delete_checkpoints
 from quarl_tf.training import checkpoint, exported, rollout
 from quarl_tf.training.collector import Collector
@@ -61,7 +54,7 @@ def train(
     """
     folder = workspace.run_dir(run.run_id)
     preset = preset or presets.load(run.algo, run.env_id, run.overrides)
-    refuse_overwrite(workspace, run.run_id)
+    state.refuse_overwrite(workspace, run.run_id)
     presets.require_teacher(run, preset)
     if run.quantization is not None:
         presets.require_possible_delay(run.quantization.delay, preset)
@@ -70,7 +63,7 @@ def train(
         training.start_from(workspace, run.origin)
     with workspace.working_on(run.run_id):
         # Another process may have finished it in the meantime.
-        return finished_training(workspace, run, preset) or training.complete(update)
+        return state.finished_training(workspace, run, preset) or training.complete(update)
 
 
 class _Progress:
@@ -165,7 +158,6 @@ class _Training:
         self._snapshot = Snapshot(networks.acting(network))
 
     def complete(self, update: Update) -> TrainingRecord:
-        """Train to the end, and write the results."""
         folder, preset = self._folder, self._preset
         self.resume()
         while self.step < preset.steps and not self._solved:
@@ -195,20 +187,19 @@ class _Training:
 
     @property
     def _solved(self) -> bool:
-        """Whether the return that ends the training early is reached."""
         until, in_its_format = self._preset.until, self._schedule is None or self._quantized
         return in_its_format and until is not None and self.best.score >= until
 
     def start_from(self, workspace: Workspace, origin: Origin) -> None:
         """Start from the network of another run; a QuarlError if it has changed."""
         run_id = origin.run.run_id
-        if starting_from(workspace, run_id, self._run, self._preset) != self._run:
+        if state.starting_from(workspace, run_id, self._run, self._preset) != self._run:
             raise QuarlError(
                 "The run to start from was trained again, or its folder deleted, since this "
                 "training began; delete this run's folder to begin anew. "
                 f"Received: run={self._run.run_id!r} from {run_id!r}"
             )
-        path, record = origin_network(workspace, run_id)
+        path, record = state.origin_network(workspace, run_id)
         if isinstance(record, Sidecar):
             weights, count = exported.variables(path, record.action_std), record.preset["steps"]
         else:
@@ -223,9 +214,10 @@ class _Training:
             content = checkpoint.load_to_go_on(Path(origin.file))
         rows: list[dict[str, Any]] = []
         if content is not None:
-            require_same_settings(self._folder, content[1], self._run, self._preset)
+            state.require_same_settings(self._folder, content[1], self._run, self._preset)
             if "lacking" not in content[1]:
-                require_same_run(self._folder, Run.from_dict(content[1]["run"]).run_id, self._run)
+                run_id = Run.from_dict(content[1]["run"]).run_id
+                state.require_same_run(self._folder, run_id, self._run)
             try:
                 rows = self._restore(*content)
             except (KeyError, ValueError) as error:
@@ -240,22 +232,22 @@ class _Training:
         self._progress = _Progress(self._folder, rows)
         self.collector.restart()
 
-    def _restore(self, arrays: agents.Arrays, state: Any) -> Any:
+    def _restore(self, arrays: agents.Arrays, saved: Any) -> Any:
         """Restore a checkpoint; return its rows of progress."""
-        if state["quantized"]:
+        if saved["quantized"]:
             self._quantize()
-        if "lacking" in state:
+        if "lacking" in saved:
             arrays = {**self.agent.arrays(), **arrays}
         self.agent.restore(arrays)
-        for target in self.agent.targets if "lacking" in state else ():
+        for target in self.agent.targets if "lacking" in saved else ():
             networks.set_weights(target, networks.weights(self.agent.network))
-        self.collector.restore(state)
-        self._earlier_seconds = state["seconds"]
+        self.collector.restore(saved)
+        self._earlier_seconds = saved["seconds"]
         for name, values in self._provenance.items():
-            self._provenance[name] = list(dict.fromkeys([*state[name], *values]))
+            self._provenance[name] = list(dict.fromkeys([*saved[name], *values]))
         weights = agents.section(arrays, "best") or networks.weights(self.agent.network)
-        self.best = _BestNetwork(weights, *state["best"])
-        return state["rows"]
+        self.best = _BestNetwork(weights, *saved["best"])
+        return saved["rows"]
 
     def burst(self) -> None:
         """Act for `train_frequency` steps, learn once, then evaluate, log and save if due."""
@@ -320,7 +312,6 @@ class _Training:
         return rollout.rollout(self._trial_envs, act, seed, keep)
 
     def note(self) -> str:
-        """Return the progress in a few words."""
         mean = self.collector.mean_return()
         score = f", best greedy {self.best.score:.1f}" if math.isfinite(self.best.score) else ""
         return "no episode has ended" if mean is None else f"return {mean:.1f}{score}"
@@ -337,7 +328,7 @@ class _Training:
 
     def _checkpoint(self) -> None:
         self.agent.end_of_rollout(self.collector.observations)
-        state = {
+        values = {
             "run": self._run.to_dict(),
             "preset": asdict(self._preset),
             "rows": self._progress.rows,
@@ -349,7 +340,7 @@ class _Training:
             "copies": self.agent.copies(),
         }
         best = {f"best/{name}": value for name, value in self.best.weights.items()}
-        checkpoint.save(self._checkpoints, self.step, {**self.agent.arrays(), **best}, state)
+        checkpoint.save(self._checkpoints, self.step, {**self.agent.arrays(), **best}, values)
         self.collector.restart()
 
     def _elapsed(self) -> float:

@@ -6,12 +6,12 @@ Their seeds (`seeding.environment_seed`) are never evaluation seeds.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
 from quarl_tf import environments
 from quarl_tf.environments.acting import ticks
+from quarl_tf.environments.spaces import VectorEnv
 
 #: Maps observations [num_envs, ...], and whether each one's episode is unfinished, to actions.
 Act = Callable[[npt.NDArray[Any], npt.NDArray[np.bool_]], npt.NDArray[Any]]
@@ -24,9 +24,7 @@ class Rollout(NamedTuple):
     observations: npt.NDArray[Any]
 
 
-def rollout(
-    envs: gym.vector.VectorEnv[Any, Any, Any], act: Act, seed: int, keep: int = 0
-) -> Rollout:
+def rollout(envs: VectorEnv, act: Act, seed: int, keep: int = 0) -> Rollout:
     """Play one episode in every environment; return at most `keep` observations.
 
     One each, since the episodes that finish first would over-represent short ones.
@@ -86,17 +84,11 @@ class _Sample:
         if _count(batches) <= self._size and self._stride == 1:
             return np.concatenate(batches)
         chosen = np.concatenate([*self._extremes, *self._beginning, batches[0][:0]])[: self._size]
-        spread = _thin(np.concatenate([chosen[:0], *self._batches]), self._size - len(chosen))
-        return np.concatenate([chosen, spread])
+        spread = np.concatenate([chosen[:0], *self._batches])
+        count = min(len(spread), self._size - len(chosen))
+        index = np.linspace(0, len(spread) - 1, count).astype(np.int64)
+        return np.concatenate([chosen, spread[index]])
 
 
 def _count(batches: list[npt.NDArray[Any]]) -> int:
     return sum(map(len, batches))
-
-
-def _thin(observations: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
-    """Return at most `size` of the observations, evenly spread."""
-    if len(observations) <= size:
-        return observations
-    index = np.linspace(0, len(observations) - 1, size).astype(np.int64)
-    return np.take(observations, index, axis=0)

@@ -9,9 +9,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from samples import EVALUATION, RUN, SIDECAR, Patch
+from samples import EVALUATION, Patch
 
-from quarl_tf.evaluation.shelf import Entry
 from quarl_tf.store.workspace import Workspace
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -58,22 +57,6 @@ def test_flights_stand_beside_the_papers_and_missing_ones_are_named(generate: An
     )
 
 
-def test_both_precisions_stand_beside_the_papers(generate: Any) -> None:
-    figures = {"gradient_steps": 2, "environment_steps": 8, "peak_mib": 100}
-    ours: dict[str, Any] = {"float32": figures}
-    ours["bfloat16"] = {name: 2 * figure for name, figure in figures.items()}
-    ours |= {"gradient_steps_ratio": [2, 1.5, 2.5], "environment_steps_ratio": [2, 1, 3]}
-    policies = dict.fromkeys(("policy_a", "policy_b", "policy_c"), ours)
-    benchmark = {"policies": policies, "repetitions": {"policy_c": [{}] * 5}}
-    benchmark |= {"processor": "A chip", "cores": 2, "load_before": 0.1}
-    text = generate.halved(benchmark)
-    ratios, _, figures = text.partition("Factors are ")
-    assert row(ratios, "C")[:6] == [
-        *("C", "391 → 242", "1.62", "2.00 (1.50 to 2.50)", "2.00 (1.00 to 3.00)", "2.00")
-    ]
-    assert row(figures, "C") == ["C", "2.00", "4.00", "8.00", "16.0", "100.0", "200.0"]
-
-
 def test_trainings_in_both_precisions_are_compared(
     generate: Any, tmp_path: Path, monkeypatch: Patch
 ) -> None:
@@ -99,21 +82,3 @@ def test_trainings_in_both_precisions_are_compared(
     assert row(text, "1")[1:5] == [generate.DASH, "2.00", generate.DASH, "1.00"]
     assert "in both: 1, in which bfloat16 takes 0.50 (0.50 to 0.50) times float32's" in text
     assert "1.00 [all equal], inconclusive." in text
-
-
-def test_another_board_is_compared_with_both_kernels(generate: Any) -> None:
-    comparison = {"equal_actions": 1000, "difference": 0, "lead": 0}
-    cell = {"algo": "dqn", "env_id": "CartPole-v1", "network": [64], "scheme": "int8", "step": 0.1}
-    cell |= {"states": 1000, "built_in": comparison}
-    rows = [cell | {"xnnpack": {"equal_actions": 998, "difference": 1, "lead": 2}}]
-    board = {"processor": "cortex-a53", "emulator": "qemu", "tflite-runtime": "2", "numpy": "1"}
-    benchmark = {"rows": rows, "arm": board, "xnnpack": {"ai-edge-litert": "2"}}
-    other = replace(RUN, algo="ppo")
-    entries = [
-        Entry(Path("int8.tflite"), replace(SIDECAR, scheme="int8"), run) for run in (RUN, other)
-    ]
-    text = generate.another_board(benchmark, entries)
-    assert text.endswith("Missing: ppo on CartPole-v1.\n")
-    assert row(text, "dqn on CartPole-v1")[2:] == [
-        *("`int8`", "998", "1 steps", "1,000", "0 steps", "2 steps")
-    ]

@@ -12,6 +12,8 @@ from samples import Patch, run_python
 
 import quarl_tf
 from quarl_tf.cli import main
+from quarl_tf.store.records import Evaluation
+from quarl_tf.store.workspace import Workspace, evaluation_path
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "README.md").read_text()
@@ -25,13 +27,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_commands_run(folder: Path, monkeypatch: Patch) -> None:
+def test_commands_run_and_a_flatbuffer_docks(folder: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
     commands = re.findall(r"^quarl .+$", TEXT, re.MULTILINE)
     assert len(commands) >= 5
     for command in commands:
         assert main(shlex.split(command, comments=True)[1:]) == 0, command
+    int8 = Workspace(folder / "mine").artifact("ppo-Docking-v0-s0", "int8")
+    paths = int8, int8.with_name("random.tflite")
+    trained, random = (Evaluation.load(evaluation_path(path)).returns for path in paths)
+    assert len(trained) == len(random) == 100
+    assert np.mean(trained) > 80
+    assert np.mean(random) < 10
 
 
 def test_python_runs(folder: Path, monkeypatch: Patch) -> None:
@@ -45,9 +53,12 @@ def test_python_runs(folder: Path, monkeypatch: Patch) -> None:
     assert namespace["action"] in (0, 1)
 
 
-def test_each_script_does_its_stage(tmp_path: Path) -> None:
+def test_each_script_does_its_stage(folder: Path) -> None:
+    mine = folder / "mine"  # Where most is finished.
+    mine.mkdir(exist_ok=True)
+
     def script(name: str, *words: str, code: int = 0) -> str:
-        return run_python(str(ROOT / name), *words, folder=tmp_path, code=code)
+        return run_python(str(ROOT / name), *words, folder=mine, code=code)
 
     run_id = "ppo-CartPole-v1-s0"
     assert run_id in script("pipelines/train.py", "ppo", "CartPole-v1", "0")
@@ -55,8 +66,8 @@ def test_each_script_does_its_stage(tmp_path: Path) -> None:
     output = script("pipelines/evaluate.py", *paths, "--episodes", "5")
     assert output.count("mean return") == 2
     page = script("pipelines/report.py", run_id).strip()
-    assert "int8" in (tmp_path / page).with_name("report.md").read_text()
-    results = json.loads((tmp_path / page).with_name("results.json").read_text())
+    assert "int8" in (mine / page).with_name("report.md").read_text()
+    results = json.loads((mine / page).with_name("results.json").read_text())
     assert results["command"] == f"quarl report {run_id}"
     assert page in script("pipelines/run.py", "ppo", "CartPole-v1", "0")
     assert "action: " in script("examples/api.py", ".")

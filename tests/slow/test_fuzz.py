@@ -10,10 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from samples import Artifacts, Capsys, KeptPool, Patch
+from samples import Artifacts, Capsys, Patch
 
 from quarl_tf.cli import main
-from quarl_tf.export import adopt as adopting
 from quarl_tf.foundation.files import sha256
 
 TRIALS = int(os.environ.get("QUARL_FUZZ", "160"))
@@ -50,12 +49,12 @@ def damaged(content: bytes, random: np.random.Generator) -> bytes:
     return bytes(changed)
 
 
+@pytest.mark.usefixtures("kept_pool")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # Heads may be as great as floats are.
 def test_damage_is_one_line_and_never_accepted(
     artifacts: Artifacts, tmp_path: Path, monkeypatch: Patch, capsys: Capsys
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(adopting, "ProcessPoolExecutor", KeptPool)
     sound = {"foreign": artifacts["balancer"], "fp32": artifacts["balancer"]}
     sound["int8"] = artifacts["int8"]
     description = {"env_id": "CartPole-v1", "head": "logits"}
@@ -88,5 +87,3 @@ def test_damage_is_one_line_and_never_accepted(
             assert main(("export", "adopted-CartPole-v1-s0-fuzzed", "--schemes", "int8")) < 3, label
             assert capsys.readouterr().err.count("\n") < 2, label
         shutil.rmtree("tflite_models", ignore_errors=True)
-    KeptPool.pool.shutdown()
-    KeptPool.pool = None

@@ -11,7 +11,6 @@ from samples import Capsys, Patch, begun, refusal, refused, silent
 
 from quarl_tf import networks, pipeline, presets
 from quarl_tf.cli import verbs
-from quarl_tf.foundation.errors import UsageError
 from quarl_tf.foundation.files import sha256
 from quarl_tf.spec import Origin, Run
 from quarl_tf.store.records import TrainingRecord
@@ -92,21 +91,12 @@ def test_a_saved_training_goes_on_where_it_was(kind: str, tmp_path: Path, capsys
     assert [line.split(",")[0] for line in continued] == [line.split(",")[0] for line in lines]
 
 
-def test_a_training_that_would_learn_no_more_is_not_gone_on(tmp_path: Path) -> None:
-    run, file = Run("dqn", "CartPole-v1", 3, {**_DQN, "learning_starts": 300}), tmp_path / "a.npz"
-    saved(run, tmp_path, file)
-    message = refused(checkpoint.going_on, file, run, pipeline.preset_of(run))
-    assert "steps left, of which learning_starts=300" in message
-
-
 def test_what_a_training_is_held_to_is_saved_with_it(tmp_path: Path, capsys: Capsys) -> None:
     first, overrides = RUNS["dqn"], {**_DQN, "distillation": 0.5}
     run = Run("dqn", "CartPole-v1", 3, overrides)
     preset = presets.load("dqn", "CartPole-v1", overrides)
     message = refusal(capsys, *shlex.split(run.command("train"))[1:], "--root", str(tmp_path))
     assert "name it (--from RUN). Received: distillation=0.5" in message
-    message = refused(loop.train, Workspace(tmp_path), run, silent, error=UsageError)
-    assert "--from RUN" in message
     assert not list(tmp_path.iterdir())
     loop.train(Workspace(tmp_path), first, silent)
     run = pipeline.with_origin(Workspace(tmp_path), first.run_id, run, preset)
@@ -125,6 +115,11 @@ def test_what_a_training_is_held_to_is_saved_with_it(tmp_path: Path, capsys: Cap
         np.testing.assert_array_equal(teacher[name], value)
         np.testing.assert_array_equal(arrays[f"teacher/{name}"], value)
     assert not np.array_equal(weights["head/kernel:0"], arrays["best/head/kernel:0"])
+    # One that would learn no more is not gone on with.
+    content, state = checkpoint.load_to_go_on(Path(file))
+    late = checkpoint.save(tmp_path / "late", 500, content, {**state, "step": 500})
+    message = refused(checkpoint.going_on, late, replace(run, origin=None), preset)
+    assert "12 steps left, of which learning_starts=64" in message
 
 
 def test_what_cannot_be_saved_or_gone_on_from_is_one_line(
@@ -145,8 +140,8 @@ def test_what_cannot_be_saved_or_gone_on_from_is_one_line(
     assert "continues with its own seed; give --seed 3. Received: seed=4" in message
     arrays, state = checkpoint.load_to_go_on(file)
     monkeypatch.setattr(checkpoint, "LIMIT", 1000)
-    large = checkpoint.save(tmp_path / "large", 256, arrays, state)
-    message = refused(checkpoint.save_to_go_on, large.parent, tmp_path / "large.npz")
+    checkpoint.save(checkpoint_dir(tmp_path / "large"), 256, arrays, state)
+    message = refused(checkpoint.save_to_go_on, tmp_path / "large", tmp_path / "large.npz")
     assert "larger than 1,000 bytes" in message
     assert not (tmp_path / "large.npz").exists()
     content = bytearray(file.read_bytes())

@@ -1,6 +1,5 @@
 """Quantisation-aware training: watched until the delay, then quantised on frozen grids."""
 
-import copy
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -12,7 +11,6 @@ import pytest
 from samples import Patch, begun, refused, silent
 
 from quarl_tf import agents, networks, presets
-from quarl_tf.agents.distributions import Categorical
 from quarl_tf.environments import EnvSpec
 from quarl_tf.environments.acting import Tick
 from quarl_tf.foundation.errors import UsageError
@@ -312,23 +310,6 @@ def test_every_layers_output_has_its_width(name: str, widths: dict[str, int]) ->
     assert counts.keys() == widths.keys()
     for layer, width in widths.items():
         assert 2 ** (width - 1) - 2 < counts[layer] <= 2**width
-    kernels = [
-        (layer.name, layer.grid("kernel").high.shape)
-        for layer in qat.quantized_layers(network)
-        if "kernel" in layer.quantizers
-    ]
-    channels = {"convolution_0": (4,), "convolution_1": (8,)}
-    assert dict(kernels) == {layer: channels.get(layer, ()) for layer, _ in kernels}
-    expected = [(7 if layer == "head" else 5, layer in channels) for layer, _ in kernels]
-    assert qat.kernel_grids(network) == expected
-
-
-@pytest.mark.parametrize(("options", "rounded"), [({}, False), ({"rule": "paper"}, True)])
-def test_bytes_are_on_the_grid_of_8_bits_but_not_on_the_published_one(
-    options: dict[str, Any], rounded: bool
-) -> None:
-    network = frozen("images", aware(8, edge_bits=8, **options))
-    assert ("byte_scaling" in [layer.name for layer in qat.quantized_layers(network)]) == rounded
 
 
 def test_single_layers_may_have_bits_of_their_own() -> None:
@@ -342,8 +323,7 @@ def test_single_layers_may_have_bits_of_their_own() -> None:
 
 #: The first two are tried with every network.
 OPTIONS: list[dict[str, Any]] = [
-    *({}, {"bits": 2}, {"bits": 8}, {"edge_bits": 3}, {"rule": "paper"}, {"ranges": "percentile"}),
-    *({"ranges": "following"}, {"gradient": "clipped"}, {"per_channel": True}),
+    *({}, {"bits": 2}, {"bits": 8}, {"edge_bits": 3}, {"rule": "paper"}, {"per_channel": True}),
     *({"learned_steps": True}, {"learned_steps": True, "per_channel": True, "bits": 8}),
 ]
 
@@ -444,15 +424,13 @@ def test_agents_of_images_learn_kernels_and_biases_alone_once_quantised(precisio
 _COMMON: dict[str, Any] = {"steps": 800, "num_envs": 2, "network": [8], "train_frequency": 32}
 _COMMON |= {"evaluation_every": 200, "evaluation_episodes": 2, "checkpoint_every": 200}
 _OFF_POLICY = {"learning_starts": 64, "batch_size": 8, "gradient_steps": 2}
-_PPO = {"minibatch_size": 16, "epochs": 1}
 DELAY = 500
 
 PLAIN = {
     "dqn": Run("dqn", "CartPole-v1", 3, {**_COMMON, **_OFF_POLICY, "target_update": 10}),
-    "dueling": Run("dqn", "CartPole-v1", 4, {**_COMMON, **_OFF_POLICY, "dueling": True}),
     "ddpg": Run("ddpg", "MountainCarContinuous-v0", 3, {**_COMMON, **_OFF_POLICY}),
-    "ppo": Run("ppo", "CartPole-v1", 3, {**_COMMON, **_PPO}),
-    "a2c": Run("a2c", "CartPole-v1", 3, {**_COMMON, "minibatch_size": 32}),
+    "ppo": Run("ppo", "CartPole-v1", 3, {**_COMMON, "minibatch_size": 16, "epochs": 1}),
+    "learned": Run("a2c", "CartPole-v1", 3, {**_COMMON, "minibatch_size": 32}),
 }
 
 
@@ -461,11 +439,7 @@ def at_delay(run: Run, **options: Any) -> Run:
     return replace(run, quantization=Quantization.from_mapping(values))
 
 
-RUNS = {name: at_delay(run) for name, run in PLAIN.items()}
-PLAIN["following"] = PLAIN["dqn"]
-RUNS["following"] = at_delay(PLAIN["dqn"], ranges="following")
-PLAIN["learned"] = PLAIN["a2c"]
-RUNS["learned"] = at_delay(PLAIN["a2c"], learned_steps=True)
+RUNS = {name: at_delay(run, learned_steps=name == "learned") for name, run in PLAIN.items()}
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -488,11 +462,8 @@ def test_until_the_delay_training_is_the_plain_one(name: str, tmp_path: Path) ->
     # Ranges are among the numbered variables.
     assert len(aware_state.pop("copies")) >= len(plain_state.pop("copies"))
     for state in (aware_state, plain_state):
-        # Rounded to 0.1 s, which a fast machine's first burst does not take.
-        seconds = [row.pop("seconds") for row in state["rows"]]
-        assert seconds[0] >= 0
-        assert seconds == sorted(seconds)
-        assert seconds[-1] <= state.pop("seconds") + 0.05
+        for timed in (state, *state["rows"]):
+            del timed["seconds"]
     assert aware_state == plain_state  # Including losses, returns and draws.
     np.testing.assert_equal(
         {key: aware_arrays[key] for key in learned}, {k: plain_arrays[k] for k in learned}
@@ -503,7 +474,7 @@ def test_until_the_delay_training_is_the_plain_one(name: str, tmp_path: Path) ->
 
 
 def test_grids_that_follow_are_those_of_the_network_that_is_kept(tmp_path: Path) -> None:
-    workspace, run = Workspace(tmp_path), RUNS["following"]
+    workspace, run = Workspace(tmp_path), at_delay(PLAIN["dqn"], ranges="following")
     loop.train(workspace, run, silent)
     weights = networks.load_weights(workspace.run_dir(run.run_id) / "network.npz")
     kernels = [key for key in weights if key.endswith("/kernel:0")]
@@ -535,15 +506,12 @@ def test_the_best_before_the_delay_is_forgotten(tmp_path: Path, monkeypatch: Pat
     assert not any("inf" in note for note in notes)
 
 
-#: Overrides by which acting depends on the head alone: no noise, no exploration, one draw.
-_CERTAIN = {"ddpg": {"noise": 0.0}, "dqn": {"exploration_final": 0.0}, "ppo": {}}
-
-
-@pytest.mark.parametrize("name", _CERTAIN)
+@pytest.mark.parametrize(("name", "chance"), [("ddpg", "noise"), ("dqn", "exploration_final")])
 def test_from_the_delay_on_the_quantised_network_acts_on_fixed_grids(
-    name: str, tmp_path: Path
+    name: str, chance: str, tmp_path: Path
 ) -> None:
-    overrides = {**PLAIN[name].overrides, **_CERTAIN[name], "evaluation_every": 800}
+    # Without chance, acting depends on the head alone.
+    overrides = {**PLAIN[name].overrides, chance: 0.0, "evaluation_every": 800}
     run = replace(RUNS[name], overrides=overrides)
     state = begun(tmp_path, run)
     state.resume()
@@ -554,16 +522,9 @@ def test_from_the_delay_on_the_quantised_network_acts_on_fixed_grids(
     # Batches as large as the number of environments.
     pairs = 0.3 * normal(200, 2, *state._spec.observation_shape)
     heads = np.stack([Snapshot(network)(pair) for pair in pairs])
-    draws = copy.deepcopy(state.agent._act_random)
     actions = np.stack([state.agent.act(pair, 1.0) for pair in pairs])
-    expected = {
-        "ddpg": lambda: heads.clip(-1, 1),
-        "dqn": lambda: heads.argmax(axis=2),
-        "ppo": lambda: np.stack(
-            [Categorical(heads.shape[-1]).draw(pair, draws)[0] for pair in heads]
-        ),
-    }
-    np.testing.assert_array_equal(actions, expected[name]())
+    expected = heads.argmax(axis=2) if name == "dqn" else heads.clip(-1, 1)
+    np.testing.assert_array_equal(actions, expected)
     plain_network = agents.build_network(run.algo, state._spec, preset, run.seed)
     before = networks.weights(network)
     networks.set_weights(
@@ -577,11 +538,7 @@ def test_from_the_delay_on_the_quantised_network_acts_on_fixed_grids(
     for target in state.agent.targets:
         weights = networks.weights(target)
         np.testing.assert_equal({key: weights[key] for key in ends}, grids)
-    critics = {
-        "ddpg": lambda: state.agent._normalised_networks[1],
-        "ppo": lambda: state.agent._model.value,
-    }
-    assert name == "dqn" or not qat.quantized_layers(critics[name]())
+    assert name == "dqn" or not qat.quantized_layers(state.agent._normalised_networks[1])
     for _ in range(3):
         state.burst()
     after = networks.weights(network)

@@ -1,6 +1,5 @@
 """Policies of Stable-Baselines3, trained and converted where that is installed, are adopted."""
 
-import json
 import os
 import re
 import shlex
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from quarl_tf.cli import main
+from quarl_tf.runtime.policy import Policy
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples/from_sb3.py"
@@ -56,10 +56,8 @@ def test_policies_of_stable_baselines3_are_adopted(
         assert " on 1000 observations" in subprocess.check_output(words, text=True)
         words = ["adopt", f"{name}.tflite", "--name", name, "--schemes", "int8", "--episodes", "2"]
         assert main(words) == 0
-        sidecar = json.loads(
-            Path(f"tflite_models/{env_id}/adopted/s0-{name}/int8.json").read_text()
-        )
-        assert sidecar["head"] == {"ppo": "logits", "sac": "action"}[name]
+        policy = Policy.load(f"tflite_models/{env_id}/adopted/s0-{name}/int8.tflite")
+        assert policy.sidecar.head == {"ppo": "logits", "sac": "action"}[name]
 
 
 def test_the_commands_of_the_docs_stand(

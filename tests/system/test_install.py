@@ -30,25 +30,20 @@ def run(*words: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install the wheel; return the folder of programs."""
     folder = tmp_path_factory.mktemp("wheel")
     for name in ("LICENSE", "README.md", "pyproject.toml", "setup.cfg"):
         shutil.copy(ROOT / name, folder)
     shutil.copytree(ROOT / "quarl_tf", folder / "quarl_tf")
     run(sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", folder / "dist", folder)
-    (path,) = (folder / "dist").glob("*.whl")
-    return path
+    run(sys.executable, "-m", "venv", folder / "environment")
+    run(folder / "environment/bin/pip", "install", *(folder / "dist").glob("*.whl"))
+    return folder / "environment/bin"
 
 
-@pytest.fixture(scope="module")
-def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("environment")
-    run(sys.executable, "-m", "venv", folder)
-    run(folder / "bin/pip", "install", wheel)
-    return folder / "bin"
-
-
-def test_the_wheel_holds_small_policies(wheel: Path) -> None:
+def test_the_wheel_holds_small_policies(environment: Path) -> None:
+    (wheel,) = environment.parents[1].glob("dist/*.whl")
     entries = zipfile.ZipFile(wheel).infolist()
     policies = [entry for entry in entries if "/policies/" in entry.filename]
     assert sum(entry.filename.endswith(".tflite") for entry in policies) == 3

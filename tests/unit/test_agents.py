@@ -1,6 +1,5 @@
 """Exploration, losses and gradient steps of each algorithm, by hand."""
 
-import weakref
 from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
@@ -14,11 +13,9 @@ from scipy.special import log_softmax
 from quarl_tf import agents, environments, networks, presets
 from quarl_tf.agents import tf_agents
 from quarl_tf.agents.ddpg import action_noise
-from quarl_tf.agents.distributions import Categorical
 from quarl_tf.agents.dqn import epsilon_greedy
 from quarl_tf.agents.on_policy import advantage_estimates
 from quarl_tf.environments import EnvSpec
-from quarl_tf.foundation.errors import UsageError
 from quarl_tf.foundation.keras import tf
 from quarl_tf.quantization import watching
 from quarl_tf.spec import Quantization
@@ -36,28 +33,18 @@ def build(
     return agents.build(algo, spec, preset, 0, watching(quantization))
 
 
-def test_actions_that_do_not_fit_are_refused_and_what_is_forgotten_takes_no_memory() -> None:
-    for algo, unfit_spec, kind in (("dqn", STEERED, "continuous"), ("ddpg", CART_POLE, "discrete")):
-        assert f"Received: actions='{kind}'" in refused(build, algo, unfit_spec, error=UsageError)
-    agent = build("dqn")
-    replay = weakref.ref(agent._replay)
-    agent.forget()
-    assert replay() is None
-
-
 @pytest.mark.parametrize(
     ("algo", "spec"), [("dqn", CART_POLE), ("ddpg", STEERED), ("ppo", STEERED)]
 )
-@pytest.mark.parametrize("quantization", [None, Quantization.from_mapping({"bits": 4, "delay": 9})])
 def test_an_agent_that_starts_from_a_network_acts_as_it_and_keeps_its_statistics(
-    algo: str, spec: EnvSpec, quantization: Quantization | None
+    algo: str, spec: EnvSpec
 ) -> None:
     origin = build(algo, spec).network
     scramble(origin)
     mean, deviation = np.arange(spec.observation_shape[0]), 0.5
     origin.get_layer("normalizer").mean.assign(mean)
     origin.get_layer("normalizer").inverse_deviation.assign(np.full(len(mean), 1 / deviation))
-    agent = build(algo, spec, quantization)
+    agent = build(algo, spec, Quantization.from_mapping({"bits": 4, "delay": 9}))
     agent.start_from(networks.weights(origin), 100)
     inputs = np.random.default_rng(0).normal(size=(32, len(mean))).astype(np.float32)
     for network in (agent.network, *agent.targets):
@@ -114,8 +101,6 @@ def test_ppo_samples_actions_in_proportion_to_their_probability() -> None:
     agent.refresh()
     share = agent.act(np.zeros((4000, 4), np.float32), 0.0).mean()
     assert abs(share - 0.2) < 4 * np.sqrt(0.8 * 0.2 / 4000)  # Four standard errors.
-    logits = np.float32([[7 + np.log(3), 7], [1000, 0], [5, 5]])  # 0.75 and 0.25, 1 and 0, even.
-    np.testing.assert_allclose(Categorical(2).variance(logits), [0.0625, 0.25, 0], rtol=1e-5)
 
 
 def test_continuous_actions_have_their_mean_deviation_and_density() -> None:
@@ -250,10 +235,7 @@ def stepped(agent: Any, batch: Any) -> tuple[Any, list[Any]]:
 SEVERAL = EnvSpec((4,), "float32", (2, 3))
 
 
-@pytest.mark.parametrize(
-    ("algo", "spec"),
-    [("dqn", CART_POLE), ("ddpg", STEERED), ("ppo", STEERED), ("ppo", CART_POLE), ("a2c", SEVERAL)],
-)
+@pytest.mark.parametrize(("algo", "spec"), [("dqn", CART_POLE), ("ppo", STEERED), ("a2c", SEVERAL)])
 def test_distance_from_a_teacher_by_hand_and_a_step_towards_it(algo: str, spec: EnvSpec) -> None:
     agent, shift = build(algo, spec, distillation=1e3), 0.1
     scramble(agent.network)
@@ -277,7 +259,7 @@ def test_distance_from_a_teacher_by_hand_and_a_step_towards_it(algo: str, spec: 
     batch = transitions(spec)
     actions = np.zeros((64, 2), np.int32) if spec is SEVERAL else batch[1]
     arguments = [tf.constant(field) for field in (observations, actions, *[batch[2]] * 3)]
-    if algo in ("dqn", "ddpg"):
+    if algo == "dqn":
         arguments = [batch[-1]]
     for _ in range(5):
         agent._gradient_step(*arguments)
@@ -340,11 +322,6 @@ def test_loss_on_shared_layers_is_ppo_s_by_hand_and_its_gradient_is_taken() -> N
     batch = (observations, actions, old_log_probabilities, returns, advantages)
     loss, gradients = stepped(agent, batch)
     np.testing.assert_allclose(loss, expected, rtol=1e-4)
-    # The variables are those of the policy network and of the value's head.
-    names = [variable.name for variable in agent._model.variables]
-    assert len(set(names)) == len(names)
-    value_variables = set(names) - {variable.name for variable in agent.network.variables}
-    assert value_variables == {"value/kernel:0", "value/bias:0"}
     norm = tf.linalg.global_norm(gradients)
 
     def moved(distance: float) -> float:
@@ -362,10 +339,8 @@ def test_networks_of_other_observations_are_no_start() -> None:
         agents.build("ppo", replace(CART_POLE, observation_dtype=dtype), preset, 0)
         for dtype in ("float32", "uint8")
     )
-    weights = networks.weights(floats.network)
-    wider = weights | {"normalizer/mean:0": np.zeros(6, np.float32)}
+    wider = networks.weights(floats.network) | {"normalizer/mean:0": np.zeros(6, np.float32)}
     message = refused(floats.start_from, wider, 10)
     assert "normalizer/mean:0 of (6,), the environment's is (4,)" in message
     of_integers = networks.weights(integers.network)
-    for agent, other_weights in ((integers, weights), (floats, of_integers)):
-        assert "has other observations" in refused(agent.start_from, other_weights, 10)
+    assert "normalised alike: False" in refused(floats.start_from, of_integers, 10)

@@ -42,11 +42,9 @@ def test_the_actions_are_air_learning_s() -> None:
     [
         (0, 0, (3, 3), (5, 0), 0),
         (0, 90, (0, 0), (0, 5), 0),
-        (10, 0, (0, 0), (-2.5, 0), 0),
         # Averaged with the current velocity.
         (5, 0, (5, 0), (5, 2.5), 0),
         (15, 0, (5, 0), (0, 0), 21.6),
-        (20, 0, (5, 0), (0, 0), -21.6),
         (15, 170, (5, 0), (0, 0), 21.6 - 360),
     ],
 )
@@ -63,7 +61,6 @@ def test_motion(action: int, heading: float, velocity: Any, expected: Any, turne
     ("action", "changes", "reward", "reached", "hit"),
     [
         (0, {}, 0.0, False, False),  # 1 m nearer, -1 for the step.
-        (10, {}, -1.5, False, False),
         (0, {"goal": [6.5, 0.0]}, -0.01875, False, False),
         (4, {"goal": [5.0, 0.0]}, -0.8 + 3 * 0.01875, False, False),
         (0, {"goal": [3.9, 0.0]}, 1000.0, True, False),
@@ -120,19 +117,6 @@ def test_a_mission_is_cut_after_750_steps_without_a_penalty() -> None:
     *ends, last = [env.step(19)[1:4] for _ in range(750)]
     assert not any(late for *_, late in ends)
     assert last == (-1.0, False, True)
-
-
-def test_straight_at_the_goal_fails_in_most_missions_of_the_default_zone() -> None:
-    envs = AirNavVector(1000)
-    observations, _ = envs.reset(seed=1)
-    playing, successes = np.ones(1000, bool), 0
-    while playing.any():
-        bearing = np.degrees(np.arctan2(observations[:, -2], observations[:, -3]))
-        turn = 15 + abs(bearing[:, None] - 0.2 * ACTIONS[15:, 2]).argmin(axis=1)
-        observations, _, ended, late, info = envs.step(np.where(abs(bearing) > 1, turn, 0))
-        successes += np.count_nonzero(info["is_success"] & playing)
-        playing &= ~(ended | late)
-    assert 150 < successes < 350
 
 
 def test_options_choose_arena_and_zone() -> None:

@@ -4,31 +4,18 @@ import arm
 import mixed_precision
 import numpy as np
 import ours
-import peers
 import time_to_solve
 import training_throughput
 from samples import Artifacts
 
 
-def test_the_warm_up_is_not_counted() -> None:
-    stamps = [(100, 0.0), (200, 10.0), (300, 11.0), (400, 13.0)]
-    assert peers.rate(stamps, warm_up=150) == 200 / 3
-
-
 def test_multiplications_are_counted() -> None:
-    counted = {name: ours.multiplications(load) for name, load in ours.workloads().items()}
+    loads = ours.workloads()
+    counted = {n: ours.multiplications(loads[n]) for n in ("dqn-CartPole", "a2c-Pong")}
     # CartPole: 4 numbers, two actions, 256 by 256 in between; 64 transitions for two steps.
     layers = 4 * 256, 256 * 256, 256 * 2
     learning = 64 * 128 / 256 * (4 * sum(layers) - layers[0])
     assert counted["dqn-CartPole"] == sum(layers) + learning
-    # Policy and value; 20 epochs.
-    first_layers, later_layers = 2 * 4 * 64, 2 * 64 * 64 + 64 * 2 + 64
-    learning = 20 * (3 * (first_layers + later_layers) - first_layers)
-    assert counted["ppo-CartPole"] == first_layers + later_layers + learning
-    # 2 numbers, one action, which the critic takes as well; 256 transitions a step.
-    actor, critic = (n * 400 + 400 * 300 + 300 for n in (2, 3))
-    learning = 256 * (4 * actor - 2 * 400 + 6 * critic - 3 * 400)
-    assert counted["ddpg-MountainCarContinuous"] == actor + learning
     # Nature's network by hand, one pass to act and one to learn.
     convolutions = 20 * 20 * 32 * 8 * 8 * 4, 9 * 9 * 64 * 4 * 4 * 32, 7 * 7 * 64 * 3 * 3 * 64
     policy = sum(convolutions) + 3136 * 512 + 512 * 6
@@ -72,12 +59,10 @@ def test_seconds_to_solve_are_compared_by_seed() -> None:
     *_, us, sb3 = time_to_solve.table(rows).splitlines()
     assert us.startswith("| CartPole | 475 | ours | 2 of 3 | 7.0 [4.0, 10.0] | 2 [2, 2] |")
     assert sb3.endswith("| 9.0 [8.0, 30.0] | 2 [2, 2] | 490.0 [490.0, 490.0] | 2.50 [2.00, 3.00] |")
-
-
-def test_entries_of_the_zoo_become_arguments() -> None:
-    arguments = peers.zoo_arguments({"n_envs": 8, "n_steps": 32, "clip_range": "lin_0.2"})
-    assert arguments.keys() == {"n_steps", "clip_range"}
-    assert [arguments["clip_range"](remaining) for remaining in (1.0, 0.5)] == [0.2, 0.1]
+    assert time_to_solve.limit(rows, "CartPole", 1, 3.0) == 30
+    assert time_to_solve.limit(rows, "CartPole", 2, 3.0) is None  # Ours did not solve it either.
+    ended = task | {"library": "sbx", "seconds": None, "steps": None, "limit": 30.0, "seed": 1}
+    assert "| sbx | 0 of 1 within 30 s | none |" in time_to_solve.table([*rows, ended])
 
 
 def test_heads_are_compared_state_by_state_in_steps_of_codes(artifacts: Artifacts) -> None:

@@ -12,7 +12,7 @@ from samples import Patch, refused, register, step
 from quarl_tf import environments
 from quarl_tf.environments import make_vector
 from quarl_tf.foundation.errors import UsageError
-from quarl_tf.training.rollout import Rollout, _Sample, rollout
+from quarl_tf.training.rollout import Rollout, rollout
 
 ENV_ID, LIMIT = "LimitedCartPole-v0", 40
 
@@ -69,7 +69,7 @@ def ticked(lengths: Sequence[int], keep: int, *, images: bool) -> Rollout:
     return rollout(envs, lambda x, _: np.zeros(len(x), np.int64), seed=0, keep=keep)
 
 
-@given(st.lists(st.integers(1, 400), min_size=1, max_size=6), st.integers(2, 60), st.booleans())
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=6), st.integers(2, 60), st.booleans())
 def test_rollouts_keep_a_number_and_the_extremes_of_each_feature(
     lengths: list[int], keep: int, images: bool
 ) -> None:
@@ -82,7 +82,7 @@ def test_rollouts_keep_a_number_and_the_extremes_of_each_feature(
 
 
 @settings(max_examples=50)
-@given(st.integers(1, 3000), st.integers(2, 60))
+@given(st.integers(1, 1000), st.integers(2, 60))
 def test_half_is_from_the_beginning_and_the_rest_is_spread(length: int, keep: int) -> None:
     ticks = ticked([length], keep, images=True).observations.reshape(-1, 2)[:, 0]
     assert len(ticks) == min(keep, length)
@@ -91,11 +91,3 @@ def test_half_is_from_the_beginning_and_the_rest_is_spread(length: int, keep: in
     gaps = np.diff(ticks[half:])
     if len(gaps):
         assert length - ticks[-1] <= gaps.max() <= 2 * gaps.min()
-
-
-def test_extremes_of_more_features_than_fit_are_left_out() -> None:
-    sample = _Sample(2000)
-    for value in range(3):
-        sample.add(np.full((400, 6000), value, np.float32))
-    assert not sample._extremes
-    assert len(sample.observations()) == 1200

@@ -7,7 +7,7 @@ import re
 import signal
 from collections.abc import Callable
 from functools import partial
-from itertools import islice, pairwise, product
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -16,15 +16,13 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from samples import Drawn, Patch, python, refused, register
 
-from quarl_tf.environments import canonical_id, env_spec, loops, make, make_vector, registry
+from quarl_tf.environments import env_spec, loops, make, make_vector
 from quarl_tf.environments.acting import Tick, ticks
 from quarl_tf.foundation.errors import QuarlError, UsageError
 
 #: Environments, and ticks enough for some episodes to end and others to begin.
 EXACT = {"LunarLander-v3": 300, "BipedalWalker-v3": 200, "Walker2DBulletEnv-v0": 100}
-EXACT |= {"AirNav-v0": 1000}
-GAMES = {"BreakoutNoFrameskip-v4": 120}
-ALL = EXACT | GAMES | {"CartPole-v1": 100}
+EXACT |= {"AirNav-v0": 780}
 
 
 def play(envs: Any, seed: int, length: int, choices: int = 0) -> list[Tick]:
@@ -40,7 +38,7 @@ def assert_same(left: list[Tick], right: list[Tick]) -> None:
             np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize(("env_id", "length"), ALL.items())
+@pytest.mark.parametrize(("env_id", "length"), [*EXACT.items(), ("CartPole-v1", 100)])
 def test_every_kind_follows_the_rules(env_id: str, length: int) -> None:
     """The tick after an episode is its reset; seeded resets do not depend on earlier episodes."""
     envs = make_vector(env_id, 2, training=True)
@@ -49,16 +47,15 @@ def test_every_kind_follows_the_rules(env_id: str, length: int) -> None:
     resets = 0
     for before, after in pairwise(stream):
         assert before.following is after.observations
-        # They are not overwritten; images may stand still.
-        assert env_id in GAMES or not np.array_equal(before.observations, after.observations)
+        # They are not overwritten.
+        assert not np.array_equal(before.observations, after.observations)
     for tick in stream:
         assert tick.following.shape == (2, *spec.observation_shape)
         assert tick.following.dtype == spec.observation_dtype
         assert (tick.terminated.dtype, tick.truncated.dtype) == (bool, bool)
         resets += np.count_nonzero(~tick.starts)
         np.testing.assert_array_equal(tick.rewards[~tick.starts], 0)
-        # Games take several ticks after a lost life.
-        assert env_id in GAMES or not tick.done[~tick.starts].any()
+        assert not tick.done[~tick.starts].any()
     assert resets > 1
     # The same environments after other episodes, and new ones.
     play(envs, 2, length // 3, choices=1)
@@ -80,18 +77,6 @@ def test_vectors_equal_single_environments(env_id: str, length: int) -> None:
                 np.testing.assert_allclose(value, expected_value, rtol=0, atol=1e-6)
 
 
-def test_cart_pole_s_vector_steps_as_the_single_environment() -> None:
-    env: Any = make("CartPole-v1")
-    env.reset()
-    for tick in play(make_vector("CartPole-v1", 1), 4, 100):
-        if tick.starts[0]:
-            env.unwrapped.state = tuple(tick.observations[0].astype(float))
-            env.unwrapped.steps_beyond_terminated = None
-            values = tick.following[0], tick.rewards[0], tick.terminated[0], tick.truncated[0]
-            for value, expected in zip(values, env.step(tick.actions[0])[:4], strict=True):
-                np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
-
-
 def test_time_limit_truncates_and_does_not_terminate() -> None:
     balance, envs = np.array([0.1, 0.2, 3, 1]), make_vector("CartPole-v0", 2)
     observations, _ = envs.reset(seed=3)
@@ -101,9 +86,9 @@ def test_time_limit_truncates_and_does_not_terminate() -> None:
     assert [tick.truncated.all() for tick in stream] == [False] * 199 + [True]
 
 
-@pytest.mark.parametrize("env_id", ["LunarLander-v3", "Acrobot-v1", "HalfCheetahBulletEnv-v0"])
+@pytest.mark.parametrize("env_id", ["LunarLander-v3", "HalfCheetahBulletEnv-v0"])
 def test_processes_find_what_one_loop_finds(env_id: str) -> None:
-    creates = [partial(make, env_id)] * 5
+    creates = [partial(make, env_id)] * 3
     divided, loop = loops.Divided(creates, 2), SyncVectorEnv(creates)
     for seed in (3, 8):
         assert_same(play(divided, seed, 150), play(loop, seed, 150))
@@ -191,8 +176,6 @@ def test_actions_drawn_from_a_seeded_space_survive_a_reset() -> None:
     [
         ("CartPole-v9", "did you mean .*CartPole-v1"),
         ("breakout", "did you mean .*BreakoutNoFrameskip-v4"),
-        ("", "Received: environment=''"),
-        ("no_such_module:CartPole-v1", "Unknown environment"),
         ("HalfCheetah-v2", "Received: environment='HalfCheetah-v2'"),
         ("ALE/Pong-v5", "ends in NoFrameskip-v4"),
     ],
@@ -200,13 +183,6 @@ def test_actions_drawn_from_a_seeded_space_survive_a_reset() -> None:
 def test_unknown_environments_are_refused_naming_the_closest(env_id: str, message: str) -> None:
     for function in (make, env_spec, lambda name: make_vector(name, 2)):
         assert re.search(message, refused(function, env_id, error=UsageError))
-
-
-def test_old_versions_have_a_new_name() -> None:
-    assert canonical_id("BipedalWalker-v2") == "BipedalWalker-v3"
-    assert env_spec(canonical_id("LunarLanderContinuous-v2")).num_actions is None
-    current_ids = [*ALL, "CartPole-v0", "no such thing"]
-    assert [canonical_id(env_id) for env_id in current_ids] == current_ids
 
 
 def test_packages_are_imported_on_demand_silenced_and_named_if_missing() -> None:
@@ -244,41 +220,23 @@ print(len(loaded()))
     assert process.stdout.split() == ["True"] * len(packages) + ["4"]
 
 
-def test_a_broken_package_hides_no_misspelt_name(monkeypatch: Patch) -> None:
-    def broken(name: str) -> None:
-        raise ImportError(f"{name}: libstdc++ is too old")
+def observing(patch: Patch, space: Any, observation: Any) -> list[Any]:
+    """Return an environment whose episodes begin with this observation, and a vector of two."""
 
-    monkeypatch.setattr(registry, "import_module", broken)
-    assert "did you mean" in refused(make, "CartPoe-v1", error=UsageError)
+    class Observing(Drawn):
+        def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
+            return observation, {}
 
-
-class Drawing(Drawn):
-    """Its observations may be of another type than their space."""
-
-    def __init__(self, kind: Any, drawn: Any) -> None:
-        super().__init__(spaces.Box(0, 255, (3,), kind), spaces.Discrete(2))
-        self._drawn = np.arange(3, dtype=drawn) + 255 * (drawn == np.int16)
-
-    def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
-        return self._drawn, {}
+    env_id = register(patch, "Observing-v0", partial(Observing, space, spaces.Discrete(2)))
+    return [make(env_id), make_vector(env_id, 2)]
 
 
-@pytest.mark.parametrize(
-    ("kind", "drawn"),
-    [*product([np.float32, np.uint8], [np.int64, np.float64]), (np.uint8, np.int16)],
-)
+@pytest.mark.parametrize(("kind", "drawn"), [(np.float32, np.float64), (np.uint8, np.int64)])
 def test_observations_have_the_type_of_their_space(
     kind: Any, drawn: Any, monkeypatch: Patch
 ) -> None:
-    env_id = register(monkeypatch, "Drawing-v0", partial(Drawing, kind, drawn), max_episode_steps=9)
-    for create in (make, partial(make_vector, num_envs=2)):
-        envs = create(env_id)
-        if (kind, drawn) == (np.uint8, np.float64):
-            assert "floats, its space has integers" in refused(envs.reset, seed=0)
-            continue
-        if drawn == np.int16:
-            assert "integers beyond uint8" in refused(envs.reset, seed=0)
-            continue
+    space, observation = spaces.Box(0, 255, (3,), kind), np.arange(3, dtype=drawn)
+    for envs in observing(monkeypatch, space, observation):
         observations = envs.reset(seed=0)[0]
         assert observations.dtype == kind
         assert observations.reshape(-1, 3)[0].tolist() == [0, 1, 2]
@@ -291,26 +249,19 @@ BYTES = spaces.Box(0, 255, (2,), np.uint8)
     ("space", "observation", "words"),
     [
         (spaces.Box(0, 9, (2,), np.int32), [0.7, 1.9], "of floats, its space has integers"),
-        (spaces.Box(-1, 1, (3, 4), np.float64), np.zeros((4, 3)), "another shape"),
+        (BYTES, np.zeros(2), "floats, its space has integers"),
         (spaces.Dict(image=BYTES), {"image": np.array([300, 0])}, "integers beyond uint8"),
         (spaces.Dict(image=BYTES), {"picture": np.zeros(2)}, "without parts of its space"),
-        (spaces.Tuple([spaces.Discrete(2), BYTES]), (0,), "without parts of its space"),
         (spaces.Tuple([spaces.Discrete(2)]), (0, 1), "more parts than its space"),
         (spaces.Box(-np.inf, np.inf, (1,), np.float64), [1e300], "not finite"),
         (spaces.Discrete(5), -1, "beyond its space, Discrete(5)"),
-        (spaces.MultiDiscrete([3, 2]), [3, 0], "beyond its space"),
     ],
 )
 def test_observations_fit_their_space_before_they_become_numbers(
     space: Any, observation: Any, words: str, monkeypatch: Patch
 ) -> None:
-    class Observing(Drawn):
-        def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
-            return observation, {}
-
-    env_id = register(monkeypatch, "Observing-v0", partial(Observing, space, spaces.Discrete(2)))
-    for create in (make, partial(make_vector, num_envs=2)):
-        assert words in refused(create(env_id).reset, seed=0)
+    for envs in observing(monkeypatch, space, observation):
+        assert words in refused(envs.reset, seed=0)
 
 
 def test_flags_may_be_numbers_and_infos_anything(monkeypatch: Patch) -> None:
@@ -327,12 +278,9 @@ def test_flags_may_be_numbers_and_infos_anything(monkeypatch: Patch) -> None:
 @pytest.mark.parametrize(
     ("third", "words"),
     [
-        (lambda: {}["wind"], r"raised KeyError in step \(.*test_environments.py:\d+\).*'wind'"),
         (lambda: (np.zeros(3), 1.0, False, {}), "raised ValueError in step .*expected 5, got 4"),
         (lambda: (np.zeros(4), 1.0, False, False, {}), r"another shape .*\(4,\), the space has"),
-        (lambda: ([0, float("nan"), 0], 1.0, False, False, {}), "in step .*not finite.*nan"),
         (lambda: ([0, [1], 0], 1.0, False, False, {}), "in step .*no array of numbers"),
-        (lambda: (["a", "b", "c"], 1.0, False, False, {}), "in step .*no array of numbers"),
         (lambda: (np.zeros(3), None, False, False, {}), "raised TypeError in step .*NoneType"),
         (lambda: random.choice([]), r"raised IndexError in step \(.*test_environments.py:\d+\)"),
     ],

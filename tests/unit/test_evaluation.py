@@ -104,18 +104,14 @@ def by_hand(
     return [step(env, partial(act, random=generator(s, "sampled actions")), s) for s in seeds]
 
 
-CHANCES = pytest.mark.parametrize("chance", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-
-
-@CHANCES
-def test_an_episode_depends_on_its_seed_alone(stochastic: Describe, chance: Chance) -> None:
+def test_an_episode_depends_on_its_seed_alone(stochastic: Describe) -> None:
     """Draws follow from the seed, whatever the policy (`by_hand`)."""
     path = stochastic("fp32", "fp32")
-    forwards, backwards = (evaluate(path, seeds, chance) for seeds in (SEEDS, SEEDS[::-1]))
-    assert outcomes(forwards) == by_hand(path, chance, SEEDS)
+    forwards, backwards = (evaluate(path, seeds, SAMPLED) for seeds in (SEEDS, SEEDS[::-1]))
+    assert outcomes(forwards) == by_hand(path, SAMPLED, SEEDS)
     assert forwards.returns == backwards.returns[::-1]
     assert len(set(forwards.returns)) > 1
-    assert forwards.protocol.actions == chance.kind
+    assert forwards.protocol.actions == "sampled"
     assert forwards.latency_us is not None
 
 
@@ -138,7 +134,7 @@ def test_random_actions_follow_from_the_seed(artifacts: Artifacts, stochastic: D
     assert mixed.protocol.actions == "0.3 random, else greedy"
 
 
-@CHANCES
+@pytest.mark.parametrize("chance", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_agreement_is_of_greedy_actions(stochastic: Describe, chance: Chance) -> None:
     """In the states that the reference visits."""
     balancer, tied = stochastic("balancer", "fp32"), stochastic("tied", "int8")
@@ -261,7 +257,6 @@ def test_what_does_not_fit_the_policy_is_refused(artifacts: Artifacts, describe:
     assert "of another network than int8" in message
     for name, changes, message in (
         ("fp32", {"env_id": "MountainCar-v0"}, "observation_shape=[2], the policy's is [4]"),
-        ("fp32", {"env_id": "CartPole-v9"}, "Unknown environment: did you mean CartPole-v"),
         ("steering", steered(artifacts) | {"action_high": [2.0]}, "[1.0], the policy's is [2.0]"),
     ):
         path = describe(artifacts[name].read_bytes(), **changes)

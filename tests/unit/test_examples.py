@@ -2,6 +2,7 @@
 
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from quarl_tf.runtime.policy import Policy
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 MODELS = ROOT / "tflite_models"
+PUBLISHED = MODELS / "CartPole-v1/dqn/s0"
 
 
 @pytest.mark.parametrize("run", ["LunarLander-v3/ppo/s0", "MountainCarContinuous-v0/ddpg/s0"])
@@ -65,7 +67,7 @@ def test_the_workflow_gates_a_policy(tmp_path: Path, monkeypatch: Patch) -> None
     folder = tmp_path / "policies/CartPole-v1/dqn/s0"
     folder.mkdir(parents=True)
     for scheme in ("fp32", "int8"):
-        compiled.copied(MODELS / f"CartPole-v1/dqn/s0/{scheme}.tflite", folder)
+        compiled.copied(PUBLISHED / f"{scheme}.tflite", folder)
     monkeypatch.chdir(tmp_path)
     steps = yaml.safe_load((EXAMPLES / "gate.yml").read_text())["jobs"]["policy"]["steps"]
     commands = [shlex.split(step["run"]) for step in steps if "run" in step]
@@ -74,6 +76,8 @@ def test_the_workflow_gates_a_policy(tmp_path: Path, monkeypatch: Patch) -> None
     (folder / "int8.eval.json").write_text("made elsewhere")
     subprocess.run(delete, check=True)
     assert not (folder / "int8.eval.json").exists()
+    for policy in ("fp32", "int8", "random"):
+        shutil.copy(PUBLISHED / f"{policy}.eval.json", folder)
     for words in (evaluate, inspect):
         assert main(words[1:]) == 0
     (folder / "int8.tflite").write_bytes((folder / "fp32.tflite").read_bytes())

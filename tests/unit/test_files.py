@@ -1,6 +1,5 @@
 """Files are written atomically."""
 
-import csv
 import errno
 import os
 import stat
@@ -51,16 +50,6 @@ def test_what_fails_leaves_the_old_file_alone(tmp_path: Path, monkeypatch: Patch
 @pytest.mark.parametrize("folder", ["/dev/null", "/dev/null/deeper", "/proc", "/proc/quarl"])
 def test_folders_that_are_not_writable_are_refused(folder: str) -> None:
     assert f"path='{folder}/x'" in refused(files.write_bytes, Path(folder) / "x", b"new")
-
-
-def test_csv_is_read_back_by_the_csv_module(tmp_path: Path) -> None:
-    path = tmp_path / "rows.csv"
-    rows = [{"step": 1, "loss": None, "note": 'a "b", c'}, {"step": 2, "loss": 0.1, "note": "é\n"}]
-    for table in (rows, []):
-        files.write_csv(path, table)
-        expected = [{k: "" if v is None else str(v) for k, v in row.items()} for row in table]
-        with path.open(newline="") as file:
-            assert list(csv.DictReader(file)) == expected
 
 
 def test_folders_and_missing_files_are_named(tmp_path: Path) -> None:

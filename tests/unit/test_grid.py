@@ -141,12 +141,6 @@ def test_steps_through_wide_kernels_change_nothing(name: str, monkeypatch: Patch
     np.testing.assert_array_equal(grid.step, stepped_grid.step)
 
 
-def test_kernels_on_a_grid_stay_as_they_are() -> None:
-    kernel = np.array([[-7, 3, 7, 0], [0.5, -3.5, 1, 2]], np.float32)
-    inputs = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
-    np.testing.assert_allclose(gptq(kernel, inputs, FOUR)[0], kernel, atol=1e-6)
-
-
 def test_a_fitted_kernel_compensates_for_changed_inputs() -> None:
     rng = np.random.default_rng(0)
     inputs, kernel = rng.normal(size=(2000, 4)), rng.normal(size=(3, 4)).astype(np.float32)

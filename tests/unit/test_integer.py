@@ -77,7 +77,7 @@ def test_layers_are_integers_and_heads_stay_close(
     assert np.abs(actual - expected).max() < error * np.ptp(expected)
 
 
-@pytest.mark.parametrize("kind", ["residual", "branches", "concatenated", "shared"])
+@pytest.mark.parametrize("kind", ["residual", "concatenated", "shared"])
 def test_what_is_no_chain_of_layers_is_computed_alike(kind: str) -> None:
     random = np.random.default_rng(1)
 
@@ -93,8 +93,6 @@ def test_what_is_no_chain_of_layers_is_computed_alike(kind: str) -> None:
         beside = tf.nn.relu(hidden @ second + 2 * bias)
         if kind == "residual":
             return tf.nn.relu((hidden + beside) @ third + bias) @ head
-        if kind == "branches":
-            return (beside + tf.nn.relu(hidden @ third + bias)) @ head
         if kind == "concatenated":
             return tf.concat([hidden, beside], axis=1) @ wide
         return tf.nn.relu(beside @ second + 2 * bias) @ head  # The kernel is used twice.
@@ -125,14 +123,11 @@ def _of_images(edge: int) -> tuple[Any, np.ndarray]:
     return build_policy(spec, Design(architecture("li"), 4), 0), images
 
 
-@pytest.mark.parametrize("choices", [None, 4])
-def test_images_of_one_point_behind_convolutions(choices: int | None) -> None:
+def test_images_of_one_point_behind_convolutions() -> None:
     network, images = _of_images(20)
     content = converted(of_function(network, images.shape[1:], "uint8"))
-    int8 = quantized(content, Scheme.parse("int8"), images, choices)
-    expected, actual = (heads(x, images) for x in (content, int8))
-    if choices is not None:
-        expected, actual = (actions.centred(x, choices) for x in (expected, actual))
+    int8 = quantized(content, Scheme.parse("int8"), images, 4)
+    expected, actual = (actions.centred(heads(x, images), 4) for x in (content, int8))
     assert np.abs(actual - expected).max() < 0.1 * np.ptp(expected)
 
 
@@ -163,10 +158,9 @@ def normalised(deviation: list[float], weight: float) -> bytes:
     return converted(of_function(network, (4,), "float32"))
 
 
-@pytest.mark.parametrize("weight", [1, 10, 100])
-def test_a_feature_that_hardly_moves_counts_in_int8(weight: float) -> None:
+def test_a_feature_that_hardly_moves_counts_in_int8() -> None:
     deviation = [1, 2, 0.3, 1e-4]
-    content = normalised(deviation, weight)
+    content = normalised(deviation, 10)
     observations = np.random.default_rng(0).normal(0, deviation, (500, 4)).astype(np.float32)
     widened = preparation.widened(preparation.equalised(content), observations)
     expected, actual = (heads(x, observations) for x in (content, widened))
@@ -177,10 +171,9 @@ def test_a_feature_that_hardly_moves_counts_in_int8(weight: float) -> None:
     actual = heads(quantized(content, Scheme.parse("int8"), observations), probes)
     unwidened = heads(integer.quantized(preparation.equalised(content), observations, INT8), probes)
     assert len(np.unique(unwidened, axis=0)) <= 3
-    if weight > 1:  # Else it is less than a step of the head.
-        error, unwidened_error = (np.abs(x - expected).mean() for x in (actual, unwidened))
-        assert error < 0.4 * unwidened_error
-        assert error < 0.3 * expected.std()
+    error, unwidened_error = (np.abs(x - expected).mean() for x in (actual, unwidened))
+    assert error < 0.4 * unwidened_error
+    assert error < 0.3 * expected.std()
 
 
 def test_a_refined_network_computes_the_same_and_its_int8_sees_more(content: bytes) -> None:
@@ -223,14 +216,6 @@ def test_a_spread_head_computes_the_same_and_ties_less_in_int8(artifacts: Artifa
 
 def test_networks_that_a_step_is_not_for_stay_as_they_are(content: bytes) -> None:
     assert preparation.spread(content, OBSERVATIONS) == content
-
-    def network(images: Any, weight: float) -> Any:
-        flat = tf.reshape(tf.cast(images, tf.float32), (1, 8))
-        return flat @ np.full((8, 2), weight, np.float32)
-
-    for unfit in (lambda x: tf.tanh(network(x, 1)), lambda x: network(x, 0)):
-        file, images = converted(of_function(unfit, (2, 4), "uint8")), np.ones((3, 2, 4), np.uint8)
-        assert preparation.spread(file, images) == preparation.refined(file, images) == file
     # Features that never moved, or move enough.
     for deviation in ([1, 2, 0.3, 0], [1, 2, 0.3, 0.011], [1e-4] * 4):
         observations = np.random.default_rng(0).normal(0, deviation, (50, 4)).astype(np.float32)
@@ -250,7 +235,7 @@ def test_kernels_rounded_by_outputs_change_the_head_less(content: bytes) -> None
     assert errors[0] < 0.8 * errors[1]
 
 
-@pytest.mark.parametrize("scheme", ["ptq_opt_w3", "ptq_opt_w4", "ptq_opt_w4a4"])
+@pytest.mark.parametrize("scheme", ["ptq_opt_w4", "ptq_opt_w4a4"])
 def test_fitted_kernels_change_heads_less(content: bytes, scheme: str, monkeypatch: Patch) -> None:
     observations = np.random.default_rng(0).normal(size=(600, 4)).astype(np.float32)
 
@@ -264,16 +249,15 @@ def test_fitted_kernels_change_heads_less(content: bytes, scheme: str, monkeypat
     assert fitted_error < 0.8 * error()
 
 
-@pytest.mark.parametrize("bits", [2, 4])
-def test_all_kernels_have_few_values_and_the_head_more(content: bytes, bits: int) -> None:
-    few_bits = quantized(content, Scheme.parse(f"ptq_opt_w{bits}"), OBSERVATIONS)
+def test_all_kernels_have_few_values_and_the_head_more(content: bytes) -> None:
+    few_bits = quantized(content, Scheme.parse("ptq_opt_w2"), OBSERVATIONS)
     *kernels, head = flatbuffer.weights(few_bits).values()
     for kernel in kernels:
-        assert max(len(np.unique(channel)) for channel in kernel) < 2**bits
-    assert max(len(np.unique(channel)) for channel in head) > 2**bits
+        assert max(len(np.unique(channel)) for channel in kernel) < 4
+    assert max(len(np.unique(channel)) for channel in head) > 4
 
 
-@pytest.mark.parametrize(("name", "bits"), [("fp32", 4), ("fp32", 2), ("steering", 3)])
+@pytest.mark.parametrize(("name", "bits"), [("fp32", 2), ("steering", 3)])
 def test_inner_activations_have_few_values(artifacts: Artifacts, name: str, bits: int) -> None:
     inputs = OBSERVATIONS[:, :2] if name == "steering" else OBSERVATIONS
     scheme = Scheme.parse(f"ptq_opt_w{bits}a{bits}")
@@ -319,7 +303,6 @@ def test_an_error_that_all_actions_share_is_none() -> None:
 
 #: Of networks as others build them.
 FEATURES = np.random.default_rng(2).normal(size=(300, 6)).astype(np.float32)
-INTEGERS = ("int8", "int8_tensor", "ptq_opt_w8a8")
 Network = Callable[[Any], Any]
 
 
@@ -347,12 +330,6 @@ def on_a_small_image(x: Any, dilations: int = 1) -> Any:
     return head(tf.reshape(features, (1, 48)))
 
 
-def grouped(x: Any) -> Any:
-    image = tf.reshape(x, (1, 3, 2, 1))
-    features = tf.nn.depthwise_conv2d(image, drawn(2, 2, 1, 4), (1, 1, 1, 1), "SAME")
-    return head(tf.reshape(features, (1, 24)))
-
-
 def products_of_a_batch(x: Any) -> Any:
     return head(tf.reshape(tf.reshape(x, (2, 1, 3)) @ drawn(2, 3, 8), (1, 16)))
 
@@ -371,7 +348,6 @@ NETWORKS: dict[str, Network] = {
     "a floor above zero": lambda x: head(tf.maximum(np.float32(0.5), hidden(x))),
     "whole numbers": lambda x: head(tf.cast(tf.cast(9 * hidden(x), tf.int32), tf.float32) / 3),
     "tanh beside its input": lambda x: head(3 * hidden(x) + tf.tanh(3 * hidden(x))),
-    "half of a layer": lambda x: head(tf.split(hidden(x), 2, axis=1)[1]),
     "a layer of several vectors": by_rows,
     "an image smaller than a kernel": on_a_small_image,
     "a channel that is mostly its bias": mostly_bias,
@@ -379,18 +355,18 @@ NETWORKS: dict[str, Network] = {
 }
 
 
-def error_of(network: Network, scheme: str) -> float:
+def error_of(network: Network, *schemes: str) -> float:
     """Return the largest difference of heads, in standard deviations of fp32's."""
     content = converted(of_function(network, (6,), "float32"))
-    quantized_content = quantized(content, Scheme.parse(scheme), FEATURES)
-    expected, actual = (heads(file, FEATURES) for file in (content, quantized_content))
-    return float(np.abs(actual - expected).max() / expected.std())
+    expected = heads(content, FEATURES)
+    files = (quantized(content, Scheme.parse(scheme), FEATURES) for scheme in schemes)
+    differences = [np.abs(heads(file, FEATURES) - expected).max() for file in files]
+    return float(max(differences) / expected.std())
 
 
-@pytest.mark.parametrize("scheme", INTEGERS)
 @pytest.mark.parametrize("name", NETWORKS)
-def test_integers_compute_what_the_network_does(name: str, scheme: str) -> None:
-    assert error_of(NETWORKS[name], scheme) < 0.25
+def test_integers_compute_what_the_network_does(name: str) -> None:
+    assert error_of(NETWORKS[name], "int8", "int8_tensor", "ptq_opt_w8a8") < 0.25
 
 
 def test_layers_of_several_vectors_become_c(describe: Describe) -> None:
@@ -404,40 +380,24 @@ def test_a_bias_beyond_32_bits_widens_the_scale_of_its_channel() -> None:
     small = drawn(16, 3, seed=4) * np.array([1, 1e-7, 1e-42], np.float32)
     bias = np.array([0.1, 0.6, 0.2], np.float32)
     assert error_of(lambda x: tf.nn.relu(hidden(x, width=16)) @ small + bias, "int8") < 0.25
-    # One scale for all of a kernel.
-    tiny = converted(of_function(lambda x: x @ drawn(6, 3) * 1e-9 + bias, (6,), "float32"))
-    int8 = quantized(tiny, Scheme.parse("int8_tensor"), FEATURES)
-    np.testing.assert_allclose(heads(int8, FEATURES), heads(tiny, FEATURES), atol=0.01)
 
 
-@pytest.mark.parametrize(
-    ("network", "schemes", "name"),
-    [
-        (grouped, ("int8", "ptq_opt_w4"), "DEPTHWISE_CONV_2D"),
-        (products_of_a_batch, ("int8_tensor", "ptq_w2"), "BATCH_MATMUL"),
-    ],
-)
-def test_weights_that_would_stay_in_float_are_refused(
-    network: Network, schemes: tuple[str, ...], name: str
-) -> None:
-    content = converted(of_function(network, (6,), "float32"))
-    for scheme in schemes:
+def test_weights_that_would_stay_in_float_are_refused() -> None:
+    content = converted(of_function(products_of_a_batch, (6,), "float32"))
+    for scheme in ("int8_tensor", "ptq_opt_w4", "ptq_w2"):
         message = refused(quantized, content, Scheme.parse(scheme), FEATURES, error=UsageError)
-        assert f"Received: operator={name}" in message
+        assert "Received: operator=BATCH_MATMUL" in message
     # As `int8_auto` and `quarl blame` begin.
     message = refused(preparation.prepared, content, FEATURES, None, error=UsageError)
-    assert f"Received: operator={name}" in message
-
-
-def test_kernels_that_are_computed_are_refused() -> None:
+    assert "Received: operator=BATCH_MATMUL" in message
+    # A kernel that is computed.
     graph = Graph(converted(of_function(lambda x: head(hidden(x)), (6,), "float32")))
     layer = graph.layers()["head"]
     kernel = graph.add(layer.inputs[1], b"_negative")
     graph.operators.insert(0, graph.operator("NEG", [layer.inputs[1]], [kernel]))
     layer.inputs[1] = kernel
-    for scheme in ("ptq_w2", "ptq_opt_w4", "int8"):
-        message = refused(quantized, graph.pack(), Scheme.parse(scheme), FEATURES, error=UsageError)
-        assert "Received: operator=FULLY_CONNECTED" in message
+    message = refused(quantized, graph.pack(), Scheme.parse("int8"), FEATURES, error=UsageError)
+    assert "Received: operator=FULLY_CONNECTED" in message
     # A product of what is computed from the observation has no weights.
     graph = Graph(converted(of_function(lambda x: head(tf.transpose(x) @ x), (6,), "float32")))
     assert "FULLY_CONNECTED" in {graph.name(operator) for operator in graph.operators}

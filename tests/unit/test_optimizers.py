@@ -29,19 +29,6 @@ def steps(make: Callable[[list[Any]], Any], gradients: np.ndarray) -> np.ndarray
     return np.stack(places)
 
 
-@pytest.mark.parametrize("epsilon", [1e-7, 1e-5])
-def test_adam_by_hand(epsilon: float) -> None:
-    places = steps(partial(tf_agents.adam, 0.01, PRESET, epsilon=epsilon), GRADIENTS)
-    place, mean, square = START.copy(), np.zeros(4), np.zeros(4)
-    for t, gradient in enumerate(GRADIENTS, start=1):
-        mean = 0.9 * mean + 0.1 * gradient
-        square = 0.999 * square + 0.001 * gradient**2
-        # The order at the end of section 2 of the paper (arXiv 1412.6980) changes epsilon.
-        rate = 0.01 * np.sqrt(1 - 0.999**t) / (1 - 0.9**t)
-        place = place - rate * mean / (np.sqrt(square) + epsilon)
-        np.testing.assert_allclose(places[t - 1], place, rtol=0, atol=2e-6)
-
-
 @pytest.mark.parametrize("epsilon", [1e-5, 0.1])
 def test_rmsprop_is_that_of_a2c_by_hand(epsilon: float) -> None:
     """As OpenAI's baselines (a2c.py): decay 0.99, and epsilon under the root."""

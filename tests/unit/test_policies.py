@@ -15,7 +15,7 @@ from ai_edge_litert.interpreter import Interpreter
 from conftest import Network
 from samples import Artifacts, Copy, Describe, Patch, refused
 
-from quarl_tf.evaluation.latency import percentiles, time_calls
+from quarl_tf.evaluation.play import percentiles, time_calls
 from quarl_tf.foundation import native_output
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.runtime.policy import Policy
@@ -115,12 +115,9 @@ def test_continuous_actions_are_drawn_around_the_head(artifacts: Artifacts) -> N
     assert abs(np.std(drawn) - 0.3) < 4 * 0.3 / (2 * DRAWS) ** 0.5
 
 
-def test_a_head_that_is_no_distribution_is_not_sampled(artifacts: Artifacts) -> None:
-    for name, head in (("fp32", "q_values"), ("fp32", "advantages"), ("steering", "action")):
-        sidecar = replace(Sidecar.load(sidecar_path(artifacts[name])), head=head)
-        policy = Policy(artifacts[name].read_bytes(), sidecar)
-        zeros = np.zeros(sidecar.observation_shape, np.float32)
-        assert f"head={head!r}" in refused(policy.sample, zeros, np.random.default_rng(0))
+def test_q_values_are_no_distribution_to_sample_from(artifacts: Artifacts) -> None:
+    policy = Policy.load(artifacts["fp32"])
+    assert "head='q_values'" in refused(policy.sample, VECTORS[0], np.random.default_rng(0))
 
 
 def test_ties_are_counted_and_calls_are_timed(artifacts: Artifacts) -> None:
@@ -146,9 +143,7 @@ def test_ties_are_counted_and_calls_are_timed(artifacts: Artifacts) -> None:
     [
         *((np.zeros(n, "f4"), f"shape={n}, dtype=float32") for n in ((1, 4), (3,))),
         *((np.zeros(4, t), f"shape=(4,), dtype={t}") for t in ("int64", "uint8", "bool")),
-        ([0, 0, 0, 0], "shape=(4,), dtype=int64"),
         ([[0.0], [0.0, 1.0]], "something ragged"),
-        ("left", "shape=(), dtype=<U4"),
         (None, "shape=(), dtype=object"),
     ],
 )
@@ -180,6 +175,7 @@ def test_foreign_and_damaged_files_are_refused(artifacts: Artifacts, copy_artifa
     intact, sidecar = path.read_bytes(), sidecar_path(path)
     document, values = sidecar.read_text(), json.loads(sidecar.read_text())
     assert "path=" in refused(Policy.load, path.with_name("fp23.tflite"))
+    assert "threads=0" in refused(Policy.load, path, threads=0, error=UsageError)
     # A damaged file with a new sidecar.
     assert "scheme='fp32'" in refused(Policy, intact[:1000], Policy.load(path).sidecar)
     flipped = intact[:499] + bytes([intact[499] ^ 1]) + intact[500:]
@@ -205,22 +201,13 @@ def test_foreign_and_damaged_files_are_refused(artifacts: Artifacts, copy_artifa
     assert "has no sidecar fp32.json beside it" in refused(Policy.load, path)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"observation_shape": [5]}, "input shapes [[1, 4]], expected [[1, 5]]"),
-        ({"num_actions": 3}, "output shapes [[1, 2]], expected [[1, 3]]"),
-        ({"num_actions": None}, "output shapes [[1, 2]], expected [[1, 0]]"),
-    ],
-)
-def test_sidecar_of_another_policy_is_refused(
-    artifacts: Artifacts, describe: Describe, changes: dict[str, Any], message: str
-) -> None:
-    path = describe(artifacts["fp32"].read_bytes(), **changes)
-    assert message in refused(Policy.load, path)
+def test_sidecar_of_another_policy_is_refused(artifacts: Artifacts, describe: Describe) -> None:
+    path = describe(artifacts["fp32"].read_bytes(), observation_shape=[5])
+    assert "input shapes [[1, 4]], expected [[1, 5]]" in refused(Policy.load, path)
 
 
-def test_threads_that_load_policies_keep_standard_error() -> None:
+def test_threads_that_load_policies_keep_standard_error(monkeypatch: Patch) -> None:
+    monkeypatch.delattr(os, "memfd_create")  # Which not every system has.
     before = os.fstat(2)
     first_in, second_in, first_out = (threading.Event() for _ in range(3))
 
@@ -244,12 +231,6 @@ def test_threads_that_load_policies_keep_standard_error() -> None:
     assert os.path.samestat(os.fstat(2), before)
 
 
-@pytest.mark.parametrize("threads", [0, 1.5])
-def test_threads_are_whole_numbers_above_0(artifacts: Artifacts, threads: Any) -> None:
-    message = refused(Policy.load, artifacts["int8"], threads=threads, error=UsageError)
-    assert f"Received: threads={threads}" in message
-
-
 def test_a_policy_acts_without_error_output_and_temporary_folder(artifacts: Artifacts) -> None:
     code = (
         "import tempfile; tempfile._candidate_tempdir_list = lambda: []\n"
@@ -260,8 +241,3 @@ def test_a_policy_acts_without_error_output_and_temporary_folder(artifacts: Arti
         command = f"{shlex.quote(sys.executable)} -c {shlex.quote(code)} {redirection}"
         printed = subprocess.check_output(command, shell=True, text=True)
         assert printed.strip() in ("0", "1")
-
-
-def test_a_python_without_files_in_memory_acts(artifacts: Artifacts, monkeypatch: Patch) -> None:
-    monkeypatch.delattr(os, "memfd_create")
-    assert Policy.load(artifacts["fp32"]).act(VECTORS[0]) in (0, 1)

@@ -1,9 +1,7 @@
 """Weights are quantised from flatbuffer to flatbuffer."""
 
-import runpy
 import shutil
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -156,15 +154,3 @@ def test_a_copy_replaces_no_other_file(copy_artifact: Copy, description: str | N
         in message
     )
     assert snapshot(path.parent) == before
-
-
-def test_the_index_has_commands_for_missing_files(copy_artifact: Copy) -> None:
-    path = copy_artifact("fp32")
-    folder = path.parent / "tflite_models/CartPole-v1/dqn/s0"
-    shutil.copytree(path.parent, folder)
-    quantize(folder / path.name, Scheme.parse("ptq_w4")).unlink()
-    script = Path(__file__).parents[2] / "pipelines/index.py"
-    page = runpy.run_path(str(script))["index"](path.parent / "tflite_models").read_text()
-    name = Policy.load(path).sidecar.env_id
-    assert f"quarl evaluate {name}/dqn/fp32`" in page
-    assert f"quarl quantize {folder / path.name} --scheme ptq_w4`" in page

@@ -6,13 +6,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from samples import EVALUATION, PRESET, RUN, SIDECAR, TRAINING, refused
 
-from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.files import write_bytes
-from quarl_tf.spec import Quantization, Run
+from quarl_tf.spec import Quantization
 from quarl_tf.store.records import Evaluation, Sidecar, TrainingRecord
 from quarl_tf.store.state import finished_training, require_same_settings
 from quarl_tf.store.workspace import Workspace
@@ -62,7 +60,6 @@ def test_sound_records_are_read_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("record", "name", "values"),
     [
-        (EVALUATION, "run_id", [None]),
         (EVALUATION, "ties", [0.5, True]),
         (EVALUATION, "seeds", ["12", [1, 2.5]]),
         (EVALUATION, "returns", [[9.0, bad] for bad in ("10", math.nan, math.inf, 10**400)]),
@@ -70,15 +67,10 @@ def test_sound_records_are_read_back(tmp_path: Path) -> None:
         (EVALUATION, "latency_us", [{"median": "fast"}, [9.0]]),
         (EVALUATION, "protocol", [{"version": 1, "actions": 1, "game": None}]),
         (EVALUATION, "protocol", [{"actions": "greedy"}]),
-        (EVALUATION, "successes", [[1, 0]]),
-        (SIDECAR, "native", [1]),
-        (SIDECAR, "action_low", [["-1"]]),
         (CONTINUOUS, "action_std", [0.5]),
-        (SIDECAR, "check", [[1]]),
         (SIDECAR, "run", [{}]),
         (TRAINING, "run", [{"algo": "dqn", "env_id": "CartPole-v1", "overrides": {}}]),
         (TRAINING, "run", [TRAINING.run | {"seed": "0"}, TRAINING.run | {"overrides": None}]),
-        (TRAINING, "selection_return", [math.nan]),
     ],
 )
 def test_values_that_a_field_cannot_have_are_refused(
@@ -106,44 +98,17 @@ def test_lists_have_a_value_for_each_episode(tmp_path: Path, change: dict[str, A
 
 def test_a_record_of_another_run_than_its_name_says_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "fp32.json"
-    for run_id, run in (
-        ("dqn-CartPole-v1-s9", SIDECAR.run),
-        (SIDECAR.run_id, SIDECAR.run | {"seed": 9}),
-    ):
-        path.write_text(json.dumps(asdict(SIDECAR) | {"run_id": run_id, "run": run}))
-        assert "its run is" in refused(Sidecar.load, path)
+    path.write_text(json.dumps(asdict(SIDECAR) | {"run_id": "dqn-CartPole-v1-s9"}))
+    assert "its run is" in refused(Sidecar.load, path)
 
 
-def test_no_changed_sidecar_is_taken_for_another(tmp_path: Path) -> None:
-    path, random, refusals = tmp_path / "fp32.json", np.random.default_rng(0), 0
-    SIDECAR.save(path)
-    content = path.read_bytes()
-    for _ in range(500):
-        changed = bytearray(content)
-        changed[random.integers(len(changed))] ^= 1 << int(random.integers(8))
-        path.write_bytes(changed)
-        try:
-            assert Sidecar.load(path) == SIDECAR  # White space may change.
-        except QuarlError:
-            refusals += 1
-    assert refusals > 400
-
-
-@pytest.mark.parametrize(
-    ("run", "preset", "received"),
-    [
-        (RUN, {"dueling": True}, "dueling=True for False"),
-        (RUN, {"steps": 20_000, "discount": 0.9}, "discount=0.9 for 0.99, steps=20000 for 50000"),
-        (replace(RUN, quantization=QUANTIZATION), {}, "quantization.bits=4 for None"),
-    ],
-)
-def test_training_with_other_settings_is_refused_naming_what_differs(
-    tmp_path: Path, run: Run, preset: dict[str, Any], received: str
-) -> None:
-    changed = replace(PRESET, **preset)
-    message = refused(require_same_settings, tmp_path, asdict(TRAINING), run, changed)
+def test_training_with_other_settings_is_refused_naming_what_differs(tmp_path: Path) -> None:
+    run = replace(RUN, quantization=QUANTIZATION)
+    preset = replace(PRESET, steps=20_000, dueling=True)
+    message = refused(require_same_settings, tmp_path, asdict(TRAINING), run, preset)
     assert f"{tmp_path} was trained with other settings" in message
-    assert f"Received: {received}" in message
+    for difference in ("dueling=True for False", "steps=20000 for 50000", "bits=4 for None"):
+        assert difference in message.split("Received: ")[1]
 
 
 def test_older_presets_have_defaults_and_unknown_settings_are_refused(tmp_path: Path) -> None:
@@ -160,6 +125,3 @@ def test_older_presets_have_defaults_and_unknown_settings_are_refused(tmp_path: 
     assert f"{folder} was trained by another version" in message
     assert "dithered" in message
     assert "another version" in refused(require_same_settings, folder, {"step": 5}, RUN, PRESET)
-    odd = {**TRAINING.run, "quantization": {"bits": 4, "delay": 5, "dithered": True}}
-    replace(TRAINING, run=odd).save(path)
-    assert "dithered" in refused(TrainingRecord.load, path)

@@ -202,18 +202,6 @@ def test_a_replay_too_small_to_draw_from_is_refused(spec: EnvSpec, least: int) -
     Replay(spec, 2 * least, 2)
 
 
-@pytest.mark.parametrize("spec", [VECTORS, STACKS], ids=["vectors", "stacks"])
-def test_checkpoint_holds_no_more_than_was_written_and_each_frame_once(spec: EnvSpec) -> None:
-    replay = Replay(spec, 3 * 50, 3)
-    stream = Stream(Witness(3, 1, 1.0, replay), spec, seed=0)
-    for rows in range(1, 60):
-        stream.tick()
-        arrays = replay.arrays()
-        assert {len(array) for array in arrays.values() if array.ndim} == {min(rows, 50)}
-    if spec is STACKS:
-        assert arrays["frames"].shape == (50, 3, 2, 3)
-
-
 def test_replay_of_atari_fits_into_memory() -> None:
     spec = EnvSpec((84, 84, 4), "uint8", 6, frame_stack=4)
     tracemalloc.start()
@@ -226,7 +214,7 @@ def test_replay_of_atari_fits_into_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("env_id", "length"), [("CartPole-v1", 120), ("BreakoutNoFrameskip-v4", 450)]
+    ("env_id", "length"), [("CartPole-v1", 120), ("BreakoutNoFrameskip-v4", 300)]
 )
 def test_transitions_of_real_environments_are_those_seen(env_id: str, length: int) -> None:
     spec, random = env_spec(env_id), np.random.default_rng(0)
@@ -244,6 +232,6 @@ def test_transitions_of_real_environments_are_those_seen(env_id: str, length: in
         witness.add_break(tick.following)
     assert games > 1
     assert terminations > games or env_id == "CartPole-v1"
-    sampled, possible = witness.check(600, 0), witness.begun(rows - spec.frame_stack + 1)
+    sampled, possible = witness.check(2 * rows, 0), witness.begun(rows - spec.frame_stack + 1)
     assert sampled <= possible
     assert len(sampled) > 0.5 * len(possible)

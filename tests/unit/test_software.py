@@ -4,17 +4,10 @@ import platform
 import subprocess
 from pathlib import Path
 
-import numpy as np
 import pytest
 from samples import Patch
 
 from quarl_tf.foundation import provenance
-
-
-def test_versions_are_those_imported() -> None:
-    versions = provenance.package_versions()
-    assert versions["numpy"] == np.__version__
-    assert "quarl-tf" in versions
 
 
 @pytest.mark.parametrize("installed", ["quarl_tf", ".venv/quarl_tf"])
@@ -38,11 +31,9 @@ _ARM = "processor\t: 0\nFeatures\t: fp asimd evtstrm{}\nCPU part\t: 0xd03\n"
     ("information", "described"),
     [
         (_AMD.format(""), "AMD EPYC with avx2"),
-        (_AMD.format("avx512f avx512bw"), "AMD EPYC with avx512bw"),
         (_AMD.format("avx512f avx512bw avx512_bf16"), "AMD EPYC with avx512_bf16"),
         (_AMD.format("amx_bf16 avx512_bf16"), "AMD EPYC with amx_bf16"),
         (_ARM.format(""), f"{platform.machine()} 0xd03 with asimd"),
-        (_ARM.format(" i8mm bf16"), f"{platform.machine()} 0xd03 with bf16"),
         ("", platform.machine()),
     ],
 )

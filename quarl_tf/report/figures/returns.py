@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from quarl_tf.evaluation.compare import Interval, differences
+from quarl_tf.evaluation.compare import differences
 from quarl_tf.report.figures import style
 from quarl_tf.report.figures.style import GREY, Floats, grid, legend_below, styled
 from quarl_tf.report.results import CellResults, Row
@@ -70,12 +70,22 @@ def _draw_cell(axes: Axes, cell: CellResults, widths: Sequence[int]) -> None:
     places = [widths.index(row.weight_bits) + _dodge(row, rows) for row in rows]
     missing: dict[int, list[float]] = {}
     lines: dict[tuple[str, str, int | None], list[int]] = {}
+    look: dict[str, Any] = {"ms": 6, "mec": "white", "elinewidth": 1.4, "capsize": 2.5, "zorder": 3}
     for number, row in enumerate(rows):
-        if row.returns is None:
+        kind = style.family(Scheme.parse(row.scheme))
+        if (returns := row.returns) is None:
             missing.setdefault(row.weight_bits, []).append(places[number])
         else:
-            _draw_point(axes, places[number], row, row.returns)
-        if kind := style.family(Scheme.parse(row.scheme)):
+            error = [[returns.mean - returns.low], [returns.high - returns.mean]]
+            axes.errorbar(
+                places[number],
+                returns.mean,
+                yerr=error if returns.bounded else None,
+                color=style.scheme_colour(row.scheme),
+                marker="o" if kind is None else style.FAMILIES[kind].marker,
+                **look,
+            )
+        if kind is not None:
             # Every line starts at fp32.
             lines.setdefault((kind, style.form(row.scheme), row.delay), [0]).append(number)
     for (kind, *_), numbers in lines.items():
@@ -97,23 +107,6 @@ def _draw_cell(axes: Axes, cell: CellResults, widths: Sequence[int]) -> None:
     axes.set_xticks(range(len(widths)), [str(bits) for bits in widths])
     axes.set_xlim(-0.6, len(widths) - 0.4)
     axes.grid(axis="x", visible=False)
-
-
-def _draw_point(axes: Axes, place: float, row: Row, returns: Interval) -> None:
-    kind = style.family(Scheme.parse(row.scheme))
-    error = [[returns.mean - returns.low], [returns.high - returns.mean]]
-    axes.errorbar(
-        place,
-        returns.mean,
-        yerr=error if returns.bounded else None,
-        color=style.scheme_colour(row.scheme),
-        marker="o" if kind is None else style.FAMILIES[kind].marker,
-        ms=6,
-        mec="white",
-        elinewidth=1.4,
-        capsize=2.5,
-        zorder=3,
-    )
 
 
 def _dodge(row: Row, rows: Sequence[Row]) -> float:
