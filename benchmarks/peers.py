@@ -175,17 +175,18 @@ def solve(request: Mapping[str, Any]) -> dict[str, Any]:
         def __init__(self) -> None:
             super().__init__()
             self.due, self.seconds, self.steps = request["every"], None, None
+            self.out_of_time = False
 
         def _on_step(self) -> bool:
             if self.num_timesteps < self.due:
                 return True
             self.due += request["every"]
             mean_return, _ = evaluate_policy(self.model, look_envs, request["look"])
-            seconds = time.time() - request["started"]
-            if mean_return < request["goal"]:
-                return request["limit"] is None or seconds < request["limit"]
-            self.seconds, self.steps = seconds, self.num_timesteps
-            return False
+            seconds, limit = time.time() - request["started"], request["limit"]
+            self.out_of_time = limit is not None and seconds > limit
+            if mean_return >= request["goal"] and not self.out_of_time:
+                self.seconds, self.steps = seconds, self.num_timesteps
+            return self.seconds is None and not self.out_of_time
 
     envs = environment(env_id, zoo["n_envs"], seed)
     options = zoo_arguments(zoo)
@@ -200,7 +201,8 @@ def solve(request: Mapping[str, Any]) -> dict[str, Any]:
     confirmed, _ = evaluate_policy(model, confirmation_envs, request["confirmed"])
     for vector in (envs, look_envs, confirmation_envs):
         vector.close()
-    return {"seconds": until.seconds, "steps": until.steps, "confirmed": float(confirmed)}
+    found = {"seconds": until.seconds, "steps": until.steps, "confirmed": float(confirmed)}
+    return found | {"out_of_time": until.out_of_time}
 
 
 def main() -> None:

@@ -10,8 +10,8 @@ number of threads. Every training is a process of its own, and the libraries tak
     python benchmarks/time_to_solve.py --json benchmarks/time_to_solve.json
 
 writes all figures, and the table beside them as `.md`. A training that is in the file already is
-not made again. `--at-most 3` ends a peer's training at the first look after three times the seconds
-of ours of the same seed; it then counts as not solved.
+not made again. `--at-most 3` ends a peer's training, unsolved, at the first look after three times
+the seconds of ours of the same seed, which is measured first.
 """
 
 import argparse
@@ -93,7 +93,7 @@ def limit(
     """Return so many times the seconds of ours of the same seed; None where there is no limit."""
     key = name, seed, "ours"
     seconds = [row["seconds"] for row in rows if (row["task"], row["seed"], row["library"]) == key]
-    return times_ours * seconds[0] if times_ours and seconds and seconds[0] else None
+    return times_ours * seconds[0] if times_ours is not None and any(seconds) else None
 
 
 def peer(
@@ -137,7 +137,7 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
             "" if library == "ours" else _cell(ratios, "{:.2f}"),
         ]
         count = f"{len(solved)} of {len(rows)}"
-        if limits := [row["limit"] for row in rows if row not in solved and row.get("limit")]:
+        if limits := [row["limit"] for row in rows if row.get("out_of_time")]:
             count += f" within {max(limits):,.0f} s"
         lines.append(f"| {name} | {task['goal']} | {library} | {count} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -154,14 +154,17 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", choices=[*all_tasks], default=[*all_tasks])
     parser.add_argument("--libraries", nargs="+", choices=LIBRARIES, default=[*LIBRARIES])
     parser.add_argument("--seeds", type=int, default=3, help="trainings of each library")
-    parser.add_argument("--at-most", type=float, metavar="TIMES", help="ours takes, for the peers")
+    parser.add_argument(
+        "--at-most", type=float, metavar="TIMES", help="end a peer's training after TIMES ours"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
     if set(args.libraries) & set(PEERS) and not (PEERS_VENV / "installed").exists():
         parser.error("the peers are not installed; install them by `make peers`")
+    libraries = [library for library in LIBRARIES if library in args.libraries]  # Ours first.
     rows = read_json(args.json)["rows"] if args.json is not None and args.json.exists() else []
     measured = {(row["task"], row["seed"], row["library"]) for row in rows}
-    for key in product(args.tasks, range(args.seeds), args.libraries):
+    for key in product(args.tasks, range(args.seeds), libraries):
         if key in measured:
             continue
         name, seed, library = key

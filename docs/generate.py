@@ -472,8 +472,8 @@ def benchmarks() -> str:
         + "\n## Time to solve\n\nEach library with its own preset of the same algorithm, ours and "
         "rl-baselines3-zoo's: a ratio compares recipe and speed together. A task is solved when 20 "
         "greedy episodes on selection seeds reach the goal on average; *confirmed* is the mean "
-        "return of 100 others (`python benchmarks/time_to_solve.py`).\n\n"
-        + (folder / "time_to_solve.md").read_text()
+        "return of 100 others. Seconds, steps and ratios are of the trainings that solved it "
+        "(`python benchmarks/time_to_solve.py`).\n\n" + (folder / "time_to_solve.md").read_text()
     )
 
 
@@ -662,7 +662,10 @@ def convergence(runs: Sequence[dict[str, Any]]) -> str:
     rows, compared, ratios = [], [], []
     for seed in seeds:
         pair = [folders[seed] for folders in (full, half)]
-        compared.append(compare(*(Evaluation.load(one / "fp32.eval.json") for one in pair), None))
+        evaluations = [Evaluation.load(one / "fp32.eval.json") for one in pair]
+        if evaluations[0].seeds != evaluations[1].seeds:
+            raise SystemExit(f"Evaluate both on the same episodes: {pair}")
+        compared.append(compare(*evaluations, None))
         solved = [_solved(pandas.read_csv(one / "progress.csv")) for one in pair]
         if None not in (first := [seconds for _, seconds in solved]):
             ratios.append(first[1] / first[0])

@@ -343,6 +343,7 @@ def _study_plan(args: argparse.Namespace) -> None:
 
 
 def _chosen_engine(args: argparse.Namespace) -> engine.LocalEngine | engine.RayEngine:
+    """Return the engine of `--engine`; a UsageError for an option of the other one."""
     foreign_options = {"ray": ("jobs", "shard"), "local": ("address", "cores", "gather")}
     for name in foreign_options[args.engine]:
         if value := getattr(args, name):
@@ -542,6 +543,7 @@ def _check_network(run: Run, preset: Preset, schemes: Iterable[str] = ()) -> Non
 
 
 def _quantization(args: argparse.Namespace, algo: str, preset: Preset) -> Quantization | None:
+    """Return the quantisation of `--bits`, `--quant-delay` and `-q`; None without `--bits`."""
     options = dict(_override(text, "-q") for text in args.quantization)
     if args.bits is None:
         if args.quant_delay is not None or options:

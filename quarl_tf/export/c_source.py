@@ -51,7 +51,7 @@ _ELEMENTWISE = {
 
 
 def size(artifact: Path) -> tuple[int, int, int]:
-    """Return bytes of constants and of buffers, and products an action; raises as `write`."""
+    """Return the size of the C source: see `_Writer.size`; raises as `write`."""
     return _make_writer(artifact, fixed=False)[0].size()
 
 
@@ -64,10 +64,10 @@ def write(artifact: Path, *, fixed: bool = False) -> str:
     """
     writer, sidecar = _make_writer(artifact, fixed=fixed)
     (source,), (head,) = writer.audit.inputs, writer.audit.outputs
-    (flash, ram, products), discrete = writer.size(), sidecar.num_actions is not None
+    constants, buffer_bytes, products = writer.size()
     summary = (
-        f"flash: {flash:,} bytes of constants, and the code; RAM: {ram:,} bytes of buffers; "
-        f"{products:,} multiply-accumulates an action"
+        f"flash: {constants:,} bytes of constants, and the code; RAM: {buffer_bytes:,} bytes of "
+        f"buffers; {products:,} multiply-accumulates an action"
     )
     buffers = "\n".join(f"static {t} {n}[{count}];" for n, (t, count) in writer.buffers.items())
     body = "\n".join(writer.body)
@@ -80,6 +80,7 @@ def write(artifact: Path, *, fixed: bool = False) -> str:
         note = "int32_t numbers are Q16.16: 65536 is 1."
     names.update(type=writer.observation_type, number=writer.number, numbers=note)
     names.update(observation_size=math.prod(source.shape), head_size=math.prod(head.shape))
+    discrete = sidecar.num_actions is not None
     names["act"] = _template("discrete.c" if discrete else "continuous.c").substitute(names).strip()
     names["prototype"] = names["act"].partition("\n")[0]
     files = {artifact.with_suffix(suffix): f"policy{suffix}" for suffix in (".h", ".c")}
@@ -199,7 +200,7 @@ class _Writer:
             self._flush("head", "x")
 
     def size(self) -> tuple[int, int, int]:
-        """Return the size of what is written."""
+        """Return bytes of constants, bytes of buffers, and multiply-accumulates of an action."""
         buffers = sum((1 if kind == "int8_t" else 4) * n for kind, n in self.buffers.values())
         return self.constant_bytes, buffers, self.products
 

@@ -128,7 +128,10 @@ def _describe(training: TrainedNetwork, scheme: Scheme, content: bytes) -> Sidec
 
 
 def _convert_float(training: TrainedNetwork, scheme: Scheme) -> tuple[bytes, keras.Model]:
-    """Convert to fp16, dynamic_int8, or the fp32 of other schemes; return its network, too."""
+    """Convert to fp16, to dynamic_int8, or to the fp32 that other schemes are made of.
+
+    Returns the flatbuffer and the network that it should compute.
+    """
     settings: dict[str, Any] = {}
     if scheme.name in ("fp16", "dynamic_int8"):
         settings["optimizations"] = [tf.lite.Optimize.DEFAULT]
@@ -144,7 +147,10 @@ def _convert_float(training: TrainedNetwork, scheme: Scheme) -> tuple[bytes, ker
 
 
 def _half_weights(training: TrainedNetwork, content: bytes) -> Weights:
-    """Return weights as an fp16 flatbuffer has them: its first kernel may scale bytes."""
+    """Return weights as an fp16 flatbuffer has them: its first kernel may scale bytes.
+
+    A QuarlError where one would overflow.
+    """
     scales: dict[str, np.float32] = {}
     if kernel_scales_bytes(flatbuffer.parsed(content)[0]):
         first = next(name for name in training.weights if name.endswith("/kernel:0"))

@@ -18,11 +18,14 @@ from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.quantization.grid import BYTE, Array, Grid, grid_between, own_grid, snap
 from quarl_tf.spec import LayerFormat, Recipe, TensorFormat
 
+#: Operators that only move numbers; their output is on the grid of their input.
+_MOVING = ("RESHAPE",)
+
 
 def quantized(content: bytes, observations: Array, recipe: Recipe) -> bytes:
     """Return a float32 flatbuffer with integers where a recipe has formats.
 
-    Observations [n, ...] give activations their ranges. A QuarlError where a kernel is computed.
+    Observations [n, ...] give activations their ranges. A QuarlError where a kernel is no constant.
     """
     graph = Graph(content)
     _fold_byte_scaling(graph)
@@ -71,7 +74,7 @@ def _fold_byte_scaling(graph: Graph) -> None:
             continue
         first = layer = users[scaling.outputs[0]]
         tensors = [scaling.outputs[0]]
-        while graph.name(layer) == "RESHAPE":
+        while graph.name(layer) in _MOVING:
             tensors.append(layer.outputs[0])
             layer = users[layer.outputs[0]]
         kernel = graph.constant(layer.inputs[1]) if graph.name(layer) in LAYERS else None
@@ -107,7 +110,7 @@ class _Writer:
             form = self._recipe.of(layer) if layer is not None else LayerFormat()
             if layer is not None and form.weights and form.activations:
                 self._write_layer(operator, layer, form.weights, form.activations)
-            elif operator.inputs[0] in self._integers and name in ("TANH", "RESHAPE"):
+            elif operator.inputs[0] in self._integers and name in ("TANH", *_MOVING):
                 self._write_unweighted(operator, name)
             else:
                 self._to_float(operator.inputs)
@@ -154,7 +157,7 @@ class _Writer:
         graph, source = self._graph, index
         producer: Any = self._producers.get(index)
         kind = self._producer_kind(index)
-        if kind == "RESHAPE":
+        if kind in _MOVING:
             self._integer(producer.inputs[0])
             self._write_unweighted(producer, kind)
             return self._integers[index]

@@ -18,9 +18,10 @@ _MOST_VALUES = 200_000
 def round_kernel(
     graph: Graph, layer: Any, observations: Array, form: TensorFormat | None
 ) -> Array | None:
-    """Put a kernel on the grids of a format with rounding "gptq"; return their steps, else None.
+    """Put a kernel on the grids of a format with rounding "gptq"; return their steps.
 
-    The bias absorbs the mean error (Nagel et al., arXiv 1906.04721, section 4.2).
+    The bias absorbs the mean error (Nagel et al., arXiv 1906.04721, section 4.2). Other formats
+    change nothing and give None.
     """
     kernel, bias = graph.kernel_and_bias(layer)
     if kernel is None or form is None or form.rounding != "gptq":

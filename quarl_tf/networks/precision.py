@@ -1,6 +1,5 @@
 """Measure the cost of a precision of hidden layers on this machine."""
 
-import time
 import timeit
 from typing import Any
 
@@ -29,5 +28,4 @@ def _gradient_seconds(precision: str) -> float:
         return tape.gradient(loss, kernel)
 
     gradient()  # Compiles it.
-    timer = timeit.Timer(lambda: gradient().numpy(), timer=time.perf_counter)
-    return min(timer.repeat(_REPETITIONS, number=1))
+    return min(timeit.repeat(lambda: gradient().numpy(), number=1, repeat=_REPETITIONS))

@@ -74,13 +74,13 @@ def _round_block(
     # Row i of the inverse's factor is for the inputs from i on: those before are rounded.
     factor = np.linalg.cholesky(np.linalg.inv(moments[np.ix_(order, order)])).T
     # A row for each input, so that one input's weights lie side by side.
-    corrected, grid = np.ascontiguousarray(weights[:, order].T), Grid(*(x[:, 0] for x in grid))
-    rounded = np.empty_like(corrected)
+    corrected = np.ascontiguousarray(weights[:, order].T)
+    rounded, row_grid = np.empty_like(corrected), Grid(*(ends[:, 0] for ends in grid))
     for start in range(0, len(order), _BATCH):
         end = min(start + _BATCH, len(order))
         errors = np.empty((end - start, len(weights)))
         for i in range(start, end):
-            rounded[i] = snap(corrected[i], grid, form)
+            rounded[i] = snap(corrected[i], row_grid, form)
             errors[i - start] = (corrected[i] - rounded[i]) / factor[i, i]
             corrected[i:end] -= factor[i, i:end, None] * errors[i - start]
         corrected[end:] -= factor[start:end, end:].T @ errors

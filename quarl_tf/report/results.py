@@ -314,6 +314,7 @@ def load(source: Source, run: Run, scheme: str) -> tuple[Sidecar, Evaluation] | 
 
 
 def _load_curve(workspace: Workspace, run: Run) -> Curve | None:
+    """Load a learning curve; None if it is missing or unreadable."""
     path = workspace.artifact_dir(run.run_id) / "progress.csv"
     try:
         values = pd.read_csv(path, dtype=float)

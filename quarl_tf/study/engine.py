@@ -31,7 +31,10 @@ from quarl_tf.study.claims import Claims
 from quarl_tf.study.file import Study
 
 #: Environment variables from which libraries read their number of threads.
-_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+_THREADS = (
+    *("OMP_NUM_THREADS", "MKL_NUM_THREADS"),
+    *("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"),
+)
 _POLL_SECONDS = 0.2
 #: A shard reads the files of all waiting jobs.
 _SHARD_POLL_SECONDS = 2.0
@@ -79,6 +82,7 @@ def run(
 ) -> list[Status]:
     """Run the missing and failed experiments of a study; return the new status of all.
 
+    An engine has `slots`, the largest number of jobs at once, and `start`, `ended` and `stop`.
     `say` gets a line for every job that ends, `update` the number of evaluated experiments. With
     a `shard`, (i, n), this is one of n workers that share the workspace: each starts with its part
     of the runs, continues with unclaimed ones, and waits until all are done.
@@ -135,6 +139,7 @@ class _Pool:
         self.waiting = sorted(_jobs(workspace, study, statuses), key=lambda job: turn[job.run_id])
 
     def start(self) -> None:
+        """Start jobs that are ready and unclaimed while the engine has room."""
         self._claims.renew()
         unfinished = {job.run_id for job in self.waiting} | self.running
         for job in [job for job in self.waiting if job.reference_id not in unfinished]:
@@ -267,7 +272,7 @@ class LocalEngine:
 def start_process(job: Job, threads: int, cores: Sequence[int] = ()) -> subprocess.Popen[bytes]:
     """Start a job's process on the given cores, or on all; it ends with this process."""
     job.log.parent.mkdir(parents=True, exist_ok=True)
-    limits = dict.fromkeys(_LIMITS, str(threads))
+    limits = dict.fromkeys(_THREADS, str(threads))
     library = ctypes.CDLL(None)
 
     def prepare() -> None:

@@ -62,6 +62,7 @@ def test_seconds_to_solve_are_compared_by_seed() -> None:
     assert time_to_solve.limit(rows, "CartPole", 1, 3.0) == 30
     assert time_to_solve.limit(rows, "CartPole", 2, 3.0) is None  # Ours did not solve it either.
     ended = task | {"library": "sbx", "seconds": None, "steps": None, "limit": 30.0, "seed": 1}
+    ended["out_of_time"] = True
     assert "| sbx | 0 of 1 within 30 s | none |" in time_to_solve.table([*rows, ended])
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -263,7 +262,12 @@ def test_normaliser_cuts_off_at_five_deviations() -> None:
 
 
 def test_a_precision_is_measured_against_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    durations = [0.8, 0.6, 0.9, 0.7, 0.3, 0.5, 0.2, 0.4]
-    clock = iter([time for seconds in durations for time in (0.0, seconds)])
-    monkeypatch.setattr(precision, "time", SimpleNamespace(perf_counter=clock.__next__))
+    durations = iter([[0.8, 0.6, 0.9, 0.7], [0.3, 0.5, 0.2, 0.4]])
+
+    def repeat(function: Any, number: int, repeat: int) -> list[float]:
+        assert function().shape == (8, 8, 4, 32)
+        assert (number, repeat) == (1, 4)
+        return next(durations)
+
+    monkeypatch.setattr(precision.timeit, "repeat", repeat)
     assert precision.slowdown("bfloat16") == pytest.approx(0.6 / 0.2)
