@@ -21,6 +21,7 @@ from samples import Artifacts, Capsys, Patch, printed, products, python, refusal
 
 from quarl_tf import presets
 from quarl_tf.cli import arguments, doctor, verbs
+from quarl_tf.export.graph import Graph
 from quarl_tf.foundation import display
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.files import sha256
@@ -202,14 +203,17 @@ def test_the_help_of_a_verb_has_a_sound_example(capsys: Capsys, monkeypatch: Pat
 @pytest.mark.parametrize(
     ("words", "trained"),
     [
-        ("LunarLander-v2", "ppo-LunarLander-v3-s0"),  # The most robust algorithm.
+        ("train LunarLander-v2", "ppo-LunarLander-v3-s0"),  # The most robust algorithm.
+        ("run LunarLander-v2", "ppo-LunarLander-v3-s0"),
         # Half of training is plain.
-        ("CartPole-v1 --bits 4 -p steps=60000", r"ppo-CartPole-v1-s0-\w{8}-q4d30000\b"),
+        ("train CartPole-v1 --bits 4 -p steps=60000", r"ppo-CartPole-v1-s0-\w{8}-q4d30000\b"),
     ],
 )
 def test_defaults_are_the_usual_ones(words: str, trained: str, capsys: Capsys) -> None:
-    output = printed(capsys, "train", *words.split(), "--root", "nowhere", "--dry-run")
+    assert verbs.main([*words.split(), "--root", "nowhere", "--dry-run"]) == 0
+    output, told = capsys.readouterr()
     assert re.search(trained, output)
+    assert ("LunarLander-v2 is now LunarLander-v3" in told) == ("-v2" in words)
 
 
 @pytest.mark.parametrize(
@@ -330,6 +334,10 @@ def test_inspect_tells_contents_and_mismatch(loose: Path, capsys: Capsys) -> Non
         if text == "not match":
             shutil.copy(loose / "fp32.tflite", artifact)
         assert text in printed(capsys, "inspect", str(artifact))
+    graph = Graph((loose / "fp32.tflite").read_bytes())
+    graph.tensors[graph.inputs[0]].name = b"state[/a]"  # Which Rich takes for markup.
+    artifact.write_bytes(graph.pack())
+    assert "state[/a]" in printed(capsys, "inspect", str(artifact))
 
 
 def test_list_shows_presets_and_runs(
@@ -358,6 +366,9 @@ def test_published_results_are_kept(finished: Finished, tmp_path: Path, capsys: 
         assert "elsewhere (--root DIR) or delete" in refusal(capsys, *words, code=1)
     assert not (tmp_path / "runs" / run_id / "run.json").exists()
     assert "train it first (quarl " in refusal(capsys, "export", run_id, *task[-2:], code=1)
+    # A reference may be deleted once evaluated.
+    Workspace(tmp_path).artifact(run_id, "fp32").unlink()
+    assert verbs.main(["run", *task, "--bits", "3", "--dry-run"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -61,10 +61,15 @@ def test_each_script_does_its_stage(folder: Path) -> None:
         return run_python(str(ROOT / name), *words, folder=mine, code=code)
 
     run_id = "ppo-CartPole-v1-s0"
+    artifact = Workspace(mine).artifact(run_id, "int8")
+    for path in artifact.parent.glob("int8.*"):
+        path.unlink()
     assert run_id in script("pipelines/train.py", "ppo", "CartPole-v1", "0")
     paths = script("pipelines/export.py", run_id, "fp32", "int8").split()
+    assert artifact.exists()
     output = script("pipelines/evaluate.py", *paths, "--episodes", "5")
     assert output.count("mean return") == 2
+    assert evaluation_path(artifact).exists()
     page = script("pipelines/report.py", run_id).strip()
     assert "int8" in (mine / page).with_name("report.md").read_text()
     results = json.loads((mine / page).with_name("results.json").read_text())

@@ -31,6 +31,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("own")
     shutil.copytree(ROOT / "examples", folder / "examples")
     values = (folder / "examples/docking.yaml").read_text()
+    assert "60000" in values
     (folder / "examples/docking.yaml").write_text(values.replace("60000", "8192"))
     # As for the script `quarl`, Python does not import from the current folder.
     words = [*DOCKING, *IMPORT, "--schemes", "fp32,int8", "--episodes", "50"]

@@ -1,5 +1,6 @@
 """Quantisation-aware training: watched until the delay, then quantised on frozen grids."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -11,6 +12,7 @@ import pytest
 from samples import Patch, begun, refused, silent
 
 from quarl_tf import agents, networks, presets
+from quarl_tf.agents.distributions import Categorical
 from quarl_tf.environments import EnvSpec
 from quarl_tf.environments.acting import Tick
 from quarl_tf.foundation.errors import UsageError
@@ -430,7 +432,7 @@ PLAIN = {
     "dqn": Run("dqn", "CartPole-v1", 3, {**_COMMON, **_OFF_POLICY, "target_update": 10}),
     "ddpg": Run("ddpg", "MountainCarContinuous-v0", 3, {**_COMMON, **_OFF_POLICY}),
     "ppo": Run("ppo", "CartPole-v1", 3, {**_COMMON, "minibatch_size": 16, "epochs": 1}),
-    "learned": Run("a2c", "CartPole-v1", 3, {**_COMMON, "minibatch_size": 32}),
+    "a2c with learned steps": Run("a2c", "CartPole-v1", 3, {**_COMMON, "minibatch_size": 32}),
 }
 
 
@@ -439,7 +441,7 @@ def at_delay(run: Run, **options: Any) -> Run:
     return replace(run, quantization=Quantization.from_mapping(values))
 
 
-RUNS = {name: at_delay(run, learned_steps=name == "learned") for name, run in PLAIN.items()}
+RUNS = {name: at_delay(run, learned_steps=run.algo == "a2c") for name, run in PLAIN.items()}
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -506,12 +508,15 @@ def test_the_best_before_the_delay_is_forgotten(tmp_path: Path, monkeypatch: Pat
     assert not any("inf" in note for note in notes)
 
 
-@pytest.mark.parametrize(("name", "chance"), [("ddpg", "noise"), ("dqn", "exploration_final")])
+#: Overrides by which acting depends on the head alone: no noise, no exploration, one draw.
+_CERTAIN = {"ddpg": {"noise": 0.0}, "dqn": {"exploration_final": 0.0}, "ppo": {}}
+
+
+@pytest.mark.parametrize("name", _CERTAIN)
 def test_from_the_delay_on_the_quantised_network_acts_on_fixed_grids(
-    name: str, chance: str, tmp_path: Path
+    name: str, tmp_path: Path
 ) -> None:
-    # Without chance, acting depends on the head alone.
-    overrides = {**PLAIN[name].overrides, chance: 0.0, "evaluation_every": 800}
+    overrides = {**PLAIN[name].overrides, **_CERTAIN[name], "evaluation_every": 800}
     run = replace(RUNS[name], overrides=overrides)
     state = begun(tmp_path, run)
     state.resume()
@@ -522,9 +527,14 @@ def test_from_the_delay_on_the_quantised_network_acts_on_fixed_grids(
     # Batches as large as the number of environments.
     pairs = 0.3 * normal(200, 2, *state._spec.observation_shape)
     heads = np.stack([Snapshot(network)(pair) for pair in pairs])
+    draws = copy.deepcopy(state.agent._act_random)
     actions = np.stack([state.agent.act(pair, 1.0) for pair in pairs])
-    expected = heads.argmax(axis=2) if name == "dqn" else heads.clip(-1, 1)
-    np.testing.assert_array_equal(actions, expected)
+    expected = {
+        "ddpg": lambda: heads.clip(-1, 1),
+        "dqn": lambda: heads.argmax(axis=2),
+        "ppo": lambda: [Categorical(heads.shape[-1]).draw(pair, draws)[0] for pair in heads],
+    }
+    np.testing.assert_array_equal(actions, expected[name]())
     plain_network = agents.build_network(run.algo, state._spec, preset, run.seed)
     before = networks.weights(network)
     networks.set_weights(
@@ -538,7 +548,11 @@ def test_from_the_delay_on_the_quantised_network_acts_on_fixed_grids(
     for target in state.agent.targets:
         weights = networks.weights(target)
         np.testing.assert_equal({key: weights[key] for key in ends}, grids)
-    assert name == "dqn" or not qat.quantized_layers(state.agent._normalised_networks[1])
+    critics = {
+        "ddpg": lambda: state.agent._normalised_networks[1],
+        "ppo": lambda: state.agent._model.value,
+    }
+    assert name == "dqn" or not qat.quantized_layers(critics[name]())
     for _ in range(3):
         state.burst()
     after = networks.weights(network)

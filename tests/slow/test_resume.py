@@ -47,7 +47,7 @@ KINDS: dict[str, tuple[str, str, dict[str, Any], str, Quantization | None]] = {
     "continuous ppo": ("ppo", "Pendulum-v1", _PPO, "CartPole-v1", None),
     "learned steps": ("ppo", "CartPole-v1", _PPO, "CartPole-v1", aware(100, learned_steps=True)),
     "ddpg": ("ddpg", "Pendulum-v1", _DDPG, "MountainCarContinuous-v0", None),
-    "ddpg at 4 bits": ("ddpg", "Pendulum-v1", _OFF_POLICY, "MountainCarContinuous-v0", aware(100)),
+    "ddpg at 4 bits": ("ddpg", "Pendulum-v1", _OFF_POLICY, "MountainCarContinuous-v0", aware(350)),
 }
 
 

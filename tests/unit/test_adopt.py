@@ -1,12 +1,10 @@
 """Policies that others trained become runs after they have played, or are refused."""
 
 import json
+import os
 import shutil
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,6 +13,7 @@ from conftest import Network
 from samples import Artifacts, Capsys, Patch, printed, refusal
 
 from quarl_tf.cli import main
+from quarl_tf.export import adopt as adopting
 from quarl_tf.export.converter import converted, of_function
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import Run
@@ -196,6 +195,10 @@ def test_nan_heads_and_crashes_get_one_line(file: Path, capsys: Capsys, monkeypa
     network = Network([(np.ones((4, 2), np.float32), bias)], np.zeros((1, 4), np.float32))
     file.write_bytes(network.convert("fp32"))
     assert "not finite" in refusal(capsys, "adopt", str(file), *MINE, code=1)
-    monkeypatch.setattr(ProcessPoolExecutor, "submit", Mock(side_effect=BrokenProcessPool))
+    monkeypatch.setattr(adopting, "_play", _crash)
     assert "The interpreter crashed" in refusal(capsys, "adopt", str(file), *MINE, code=1)
     assert not FOLDER.exists()
+
+
+def _crash(*_: Any) -> None:
+    os.abort()

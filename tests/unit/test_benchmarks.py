@@ -4,9 +4,17 @@ import arm
 import mixed_precision
 import numpy as np
 import ours
+import peers
 import time_to_solve
 import training_throughput
 from samples import Artifacts
+
+
+def test_peers_take_the_zoo_s_values_and_do_not_count_the_warm_up() -> None:
+    arguments = peers.zoo_arguments({"n_envs": 8, "n_steps": 32, "clip_range": "lin_0.2"})
+    assert arguments.keys() == {"n_steps", "clip_range"}
+    assert [arguments["clip_range"](remaining) for remaining in (1.0, 0.5)] == [0.2, 0.1]
+    assert peers.rate([(100, 0.0), (200, 10.0), (300, 11.0), (400, 13.0)], 150) == 200 / 3
 
 
 def test_multiplications_are_counted() -> None:

@@ -16,7 +16,7 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from samples import Drawn, Patch, python, refused, register
 
-from quarl_tf.environments import env_spec, loops, make, make_vector
+from quarl_tf.environments import canonical_id, env_spec, loops, make, make_vector
 from quarl_tf.environments.acting import Tick, ticks
 from quarl_tf.foundation.errors import QuarlError, UsageError
 
@@ -183,6 +183,10 @@ def test_actions_drawn_from_a_seeded_space_survive_a_reset() -> None:
 def test_unknown_environments_are_refused_naming_the_closest(env_id: str, message: str) -> None:
     for function in (make, env_spec, lambda name: make_vector(name, 2)):
         assert re.search(message, refused(function, env_id, error=UsageError))
+
+
+def test_old_versions_have_a_new_name() -> None:
+    assert canonical_id("BipedalWalker-v2") == "BipedalWalker-v3"
 
 
 def test_packages_are_imported_on_demand_silenced_and_named_if_missing() -> None:

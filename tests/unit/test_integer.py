@@ -330,6 +330,12 @@ def on_a_small_image(x: Any, dilations: int = 1) -> Any:
     return head(tf.reshape(features, (1, 48)))
 
 
+def grouped(x: Any) -> Any:
+    image = tf.reshape(x, (1, 3, 2, 1))
+    features = tf.nn.depthwise_conv2d(image, drawn(2, 2, 1, 4), (1, 1, 1, 1), "SAME")
+    return head(tf.reshape(features, (1, 24)))
+
+
 def products_of_a_batch(x: Any) -> Any:
     return head(tf.reshape(tf.reshape(x, (2, 1, 3)) @ drawn(2, 3, 8), (1, 16)))
 
@@ -383,21 +389,26 @@ def test_a_bias_beyond_32_bits_widens_the_scale_of_its_channel() -> None:
 
 
 def test_weights_that_would_stay_in_float_are_refused() -> None:
-    content = converted(of_function(products_of_a_batch, (6,), "float32"))
-    for scheme in ("int8_tensor", "ptq_opt_w4", "ptq_w2"):
-        message = refused(quantized, content, Scheme.parse(scheme), FEATURES, error=UsageError)
-        assert "Received: operator=BATCH_MATMUL" in message
-    # As `int8_auto` and `quarl blame` begin.
-    message = refused(preparation.prepared, content, FEATURES, None, error=UsageError)
-    assert "Received: operator=BATCH_MATMUL" in message
+    for network, schemes, name in (
+        (products_of_a_batch, ("int8_tensor", "ptq_opt_w4", "ptq_w2"), "BATCH_MATMUL"),
+        (grouped, ("int8", "ptq_opt_w4"), "DEPTHWISE_CONV_2D"),
+    ):
+        content = converted(of_function(network, (6,), "float32"))
+        for scheme in schemes:
+            message = refused(quantized, content, Scheme.parse(scheme), FEATURES, error=UsageError)
+            assert f"Received: operator={name}" in message
+        # As `int8_auto` and `quarl blame` begin.
+        message = refused(preparation.prepared, content, FEATURES, None, error=UsageError)
+        assert f"Received: operator={name}" in message
     # A kernel that is computed.
     graph = Graph(converted(of_function(lambda x: head(hidden(x)), (6,), "float32")))
     layer = graph.layers()["head"]
     kernel = graph.add(layer.inputs[1], b"_negative")
     graph.operators.insert(0, graph.operator("NEG", [layer.inputs[1]], [kernel]))
     layer.inputs[1] = kernel
-    message = refused(quantized, graph.pack(), Scheme.parse("int8"), FEATURES, error=UsageError)
-    assert "Received: operator=FULLY_CONNECTED" in message
+    for scheme in ("int8", "ptq_w2"):
+        message = refused(quantized, graph.pack(), Scheme.parse(scheme), FEATURES, error=UsageError)
+        assert "Received: operator=FULLY_CONNECTED" in message
     # A product of what is computed from the observation has no weights.
     graph = Graph(converted(of_function(lambda x: head(tf.transpose(x) @ x), (6,), "float32")))
     assert "FULLY_CONNECTED" in {graph.name(operator) for operator in graph.operators}

@@ -29,6 +29,13 @@ def steps(make: Callable[[list[Any]], Any], gradients: np.ndarray) -> np.ndarray
     return np.stack(places)
 
 
+def test_adams_first_step_by_hand() -> None:
+    """The order at the end of section 2 of the paper (arXiv 1412.6980) changes epsilon."""
+    (place,) = steps(partial(tf_agents.adam, 0.01, PRESET, epsilon=1e-5), (first := GRADIENTS[:1]))
+    by_hand = START - 0.01 * first[0] / (np.abs(first[0]) + 1e-5 / np.sqrt(0.001))
+    np.testing.assert_allclose(place, by_hand, rtol=0, atol=2e-6)
+
+
 @pytest.mark.parametrize("epsilon", [1e-5, 0.1])
 def test_rmsprop_is_that_of_a2c_by_hand(epsilon: float) -> None:
     """As OpenAI's baselines (a2c.py): decay 0.99, and epsilon under the root."""

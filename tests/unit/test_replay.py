@@ -141,7 +141,11 @@ def test_what_is_sampled_is_what_happened(
             stream.break_off()
         if part == 1:
             # A replay restored from a checkpoint, which is saved at a break, draws the same.
-            restored.restore({name: array.copy() for name, array in original.arrays().items()})
+            arrays = original.arrays()
+            written = {len(array) for array in arrays.values() if array.ndim}
+            assert written == {min(rows, len(witness.ticks))}
+            assert spec is VECTORS or arrays["frames"].shape[1:] == (num_envs, 2, 3)
+            restored.restore({name: array.copy() for name, array in arrays.items()})
             witness.replays.append(restored)
         for _ in range(count):
             stream.tick()

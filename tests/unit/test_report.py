@@ -696,6 +696,12 @@ def test_memory_is_compared_with_that_of_fp32(workspace: Workspace, monkeypatch:
     assert int8["bytes"] == {"weights": 50, "arena": 50}
     assert int8["change_percent"] == pytest.approx({"weights": -200 / 3, "arena": 0})
     assert "150 B" in pages_of(folder)[1]
+    # Too large to be kept.
+    workspace.artifact("dqn-CartPole-v1-s1", "int8").unlink()
+    report_on(workspace, STUDY + "memory: true\n")
+    int8 = results_of(folder)["memory"][1]
+    assert int8["bytes"] is None
+    assert "dqn-CartPole-v1-s1" in int8["status"]
 
 
 @pytest.mark.parametrize(

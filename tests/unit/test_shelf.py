@@ -13,7 +13,7 @@ from quarl_tf.foundation.errors import UsageError
 from quarl_tf.foundation.files import sha256
 from quarl_tf.runtime import POLICIES
 from quarl_tf.spec import Quantization, Run
-from quarl_tf.store.records import Evaluation, Sidecar
+from quarl_tf.store.records import Evaluation, Protocol, Sidecar
 
 NAME = "CartPole-v1/dqn/int8"
 
@@ -87,8 +87,13 @@ def test_returns_stand_beside_fp32_in_the_same_episodes(models: Path) -> None:
     longer = replace(EVALUATION, seeds=[1, 2, 3], returns=[9.0, 10.0, 99.0], lengths=[9, 10, 99])
     longer.save(entry.artifact.with_name("fp32.eval.json"))
     played = {"scheme": "int8", "artifact_sha256": entry.sidecar.sha256}
-    for seeds, mean, percent in (([1, 2], 9.5, 100 * 1.5 / 9.5), ([1, 3], None, None)):
-        evaluation = replace(EVALUATION, seeds=seeds, returns=[7.0, 9.0], **played)
+    for changes, mean, percent in (
+        ({"seeds": [1, 2]}, 9.5, 100 * 1.5 / 9.5),
+        ({"seeds": [1, 3]}, None, None),
+        ({"protocol": Protocol(0, "greedy")}, None, None),
+        ({"env_id": "CartPole-v0"}, None, None),
+    ):
+        evaluation = replace(EVALUATION, returns=[7.0, 9.0], **played, **changes)
         evaluation.save(entry.artifact.with_name("int8.eval.json"))
         outcome = entry.outcome()
         assert (outcome.mean_return, outcome.reference_mean) == (8.0, mean)
