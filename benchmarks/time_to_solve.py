@@ -87,7 +87,7 @@ def _quarl(*arguments: str) -> None:
         raise SystemExit(f"{' '.join(command)} failed.\n{process.stderr}")
 
 
-def limit(
+def seconds_limit(
     rows: Sequence[Mapping[str, Any]], name: str, seed: int, times_ours: float | None
 ) -> float | None:
     """Return so many times the seconds of ours of the same seed; None where there is no limit."""
@@ -174,7 +174,7 @@ def main() -> None:
         if library == "ours":
             result = ours(task, seed)
         else:
-            result = peer(library, task, seed, limit(rows, name, seed, args.at_most))
+            result = peer(library, task, seed, seconds_limit(rows, name, seed, args.at_most))
         rows.append(row | result)
         print(f"{name}, seed {seed}, {library}: {result['seconds']} s", file=sys.stderr, flush=True)
         if args.json is not None:

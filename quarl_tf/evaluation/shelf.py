@@ -69,7 +69,7 @@ class Entry:
             return Outcome()
         latency = (evaluation.latency_us or {}).get("median") if self.sidecar.native else None
         comparison = None
-        if not is_reference:  # Of which intervals would take most of the time.
+        if not is_reference:
             with contextlib.suppress(QuarlError):  # A damaged evaluation of fp32.
                 comparison = self.comparison()
         if comparison is None:

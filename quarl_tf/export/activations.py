@@ -57,6 +57,7 @@ def tensor_values(graph: Graph, operator: Any, side: str, observations: Array) -
     content = graph.pack()
     # Read after packing, which renumbers tensors.
     index = getattr(operator, side)[0]
+    # What follows takes time for nothing, but for a tanh, which tells `visit` to clip.
     if index not in graph.inputs and index not in graph.before_tanh():
         content, index = _up_to(content, index)
     return np.concatenate([values for i, values in visit(content, observations) if i == index])
