@@ -155,16 +155,23 @@ def weights(source: Path | bytes) -> dict[str, NDArray[np.float32]]:
     """
     arrays = {}
     for graph in parsed(source):
-        # fp16 files dequantise all weights first, in any order: the use of the results counts.
-        sources: dict[int, int] = {}
+        origins = dequantized(graph)
         for operator in graph.operators:
             if operator.name == "DEQUANTIZE":
-                sources.update(zip(operator.outputs, operator.inputs, strict=False))
                 continue
-            for tensor in (graph.tensors[sources.get(i, i)] for i in operator.inputs):
+            for tensor in (graph.tensors[origins.get(i, i)] for i in operator.inputs):
                 if tensor.data is not None and len(tensor.shape) > 1 and tensor.dtype in _DECODABLE:
                     arrays[tensor.name] = decode(tensor, tensor.data)
     return arrays
+
+
+def dequantized(graph: Graph) -> dict[int, int]:
+    """Return what each result of a DEQUANTIZE is made of, both by number of tensor.
+
+    fp16 files dequantise all weights first, in any order: the use of the results counts.
+    """
+    operators = [operator for operator in graph.operators if operator.name == "DEQUANTIZE"]
+    return {op.outputs[0]: op.inputs[0] for op in operators}
 
 
 def byte_size(dtype: str, elements: int) -> int:

@@ -263,21 +263,23 @@ def require_origin(workspace: Workspace, origin: Origin) -> None:
 def origin_network(workspace: Workspace, run_id: str) -> tuple[Path, TrainingRecord | Sidecar]:
     """Return the file of a finished training's network, and its record.
 
-    Without the run folder, as in a clone, these are the fp32 flatbuffer and its sidecar. A
-    QuarlError where neither can be used.
+    Without the run folder, as in a clone, these are the fp32 flatbuffer, or the fp16 one where only
+    that is kept, and its sidecar. A QuarlError where neither can be used.
     """
-    folder, fp32 = workspace.run_dir(run_id), workspace.artifact(run_id, REFERENCE)
-    if (folder / "training.json").exists() or not fp32.exists():
+    folder = workspace.run_dir(run_id)
+    kept = [workspace.artifact(run_id, scheme) for scheme in (REFERENCE, "fp16")]
+    flatbuffer = next((path for path in kept if path.exists()), None)
+    if (folder / "training.json").exists() or flatbuffer is None:
         record = training_record(workspace, run_id)
         record.verify(folder)
         return folder / "network.npz", record
-    sidecar = Sidecar.load(sidecar_path(fp32))
-    if sidecar.sha256 != sha256(fp32) or sidecar.preset.get("layer_norm"):
+    sidecar = Sidecar.load(sidecar_path(flatbuffer))
+    if sidecar.sha256 != sha256(flatbuffer) or sidecar.preset.get("layer_norm"):
         raise QuarlError(
             "This flatbuffer was changed, or has layer normalisation, whose weights it does not "
-            f"keep apart; train it here first. Received: path={str(fp32)!r}"
+            f"keep apart; train it here first. Received: path={str(flatbuffer)!r}"
         )
-    return fp32, sidecar
+    return flatbuffer, sidecar
 
 
 def known_run(workspace: Workspace, run_id: str) -> Run:

@@ -1,4 +1,4 @@
-"""Read the network of an exported fp32 flatbuffer, as of a training that is not here."""
+"""Read the network of an exported float flatbuffer, as of a training that is not here."""
 
 import re
 from collections.abc import Sequence
@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl_tf.runtime.flatbuffer import WEIGHTED, Graph, decode, parsed
+from quarl_tf.runtime.flatbuffer import WEIGHTED, Graph, decode, dequantized, parsed
 
 
 def variables(
     source: Path | bytes, action_std: Sequence[float] | None = None
 ) -> dict[str, NDArray[np.float32]]:
-    """Return the variables of the network of an exported fp32 flatbuffer, by their names.
+    """Return the variables of the network of an exported fp32 or fp16 flatbuffer, by their names.
 
     The deviation of a normal distribution comes from the sidecar. Variables that acting does not
     need are missing, and those of layer normalisation.
@@ -22,9 +22,9 @@ def variables(
     if action_std is not None:
         arrays["action/log_deviation:0"] = np.log(np.array(action_std, np.float32))
     graph = parsed(source)[0]
-    scales_bytes = kernel_scales_bytes(graph)
+    scales_bytes, origins = kernel_scales_bytes(graph), dequantized(graph)
     for op in graph.operators:
-        constants = [graph.tensors[i] for i in op.inputs[1:]]
+        constants = [graph.tensors[origins.get(i, i)] for i in op.inputs[1:]]
         values = [decode(t, t.data) for t in constants if t.data is not None and t.shape]
         layer = re.search(r"policy/(\w+)/", constants[0].name) if constants else None
         if layer is None:

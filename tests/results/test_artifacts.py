@@ -78,9 +78,12 @@ def test_trainings_of_the_shelf_are_made_by_their_commands() -> None:
 CELLS = ("AirNav-v0/dqn", "HalfCheetahBulletEnv-v0/ppo", "MountainCarContinuous-v0/ddpg")
 
 
-@pytest.mark.parametrize("cell", [*CELLS, "PongNoFrameskip-v4/ppo"])
-def test_constants_of_a_flatbuffer_are_a_network_to_start_from(cell: str) -> None:
-    path = min((WORKSPACE.root / "tflite_models" / cell).glob(f"*/{REFERENCE}.tflite"))
+STARTS = [f"{cell}/*/{REFERENCE}" for cell in (*CELLS, "PongNoFrameskip-v4/ppo")]
+
+
+@pytest.mark.parametrize("start", [*STARTS, "BreakoutNoFrameskip-v4/dqn/*/fp16"])
+def test_constants_of_a_flatbuffer_are_a_network_to_start_from(start: str) -> None:
+    path = min((WORKSPACE.root / "tflite_models").glob(f"{start}.tflite"))
     policy = Policy.load(path)
     run, spec = Run.from_dict(policy.sidecar.run), environments.env_spec(policy.sidecar.env_id)
     preset = replace(presets.restore(run.algo, policy.sidecar.preset), precision="float32")
