@@ -11,11 +11,13 @@ from quarl_tf.foundation.files import write_text
 _TITLE = """# Policies
 
 Of each task, algorithm and scheme the run that did best on selection seeds. Mean returns of greedy
-actions, and of fp32 in the same episodes; errors in percent of that. Files that are not kept have
-their size in brackets; their command makes them again, a training in another folder, DIR.
+actions over so many episodes, and of the fp32 of the same run in these episodes; errors in percent
+of that. Verdicts are of this one run; those over several trainings, with intervals, stand in the
+reports. Files that are not kept have their size in brackets; their command makes them again, a
+training in another folder, DIR.
 
-| task | algorithm | scheme | run | return | fp32 | error | verdict | kB | µs | sha256 | command |
-|---|---|---|---|--:|--:|--:|---|--:|--:|---|---|
+|task|algorithm|scheme|run|episodes|return|fp32|error|verdict|kB|µs|sha256|command|
+|---|---|---|---|--:|--:|--:|--:|---|--:|--:|---|---|
 """
 
 
@@ -32,6 +34,7 @@ def _row(entry: Entry) -> list[str]:
     size = f"{sidecar.size_bytes / 1000:,.1f}" if sidecar.native else "simulated"
     return [
         *(entry.run.env_id, entry.run.algo, sidecar.scheme, entry.artifact.parent.name),
+        _number(outcome.episodes, ","),
         _number(outcome.mean_return, ",.1f"),
         _number(outcome.reference_mean, ",.1f"),
         _number(outcome.error_percent, "z.2f"),

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from quarl_tf.foundation.files import write_text
-from quarl_tf.report.page import number_text, percent, size
+from quarl_tf.report.page import number_text, percent, size, templates
 
 #: Rows of the first table, by report and scheme; all of one cell.
 _CELL = "dqn on CartPole-v1"
@@ -13,8 +13,8 @@ _ROWS = (("ptq", "fp32"), ("ptq", "int8"), ("ptq", "ptq_w4"), ("qat", "qat_w4a4"
 
 #: Workloads of the second table by their file: Pong as its peer computes, in float32.
 _WORKLOADS = {
-    "training_throughput": ("dqn-CartPole", "ppo-CartPole", "ddpg-MountainCarContinuous"),
-    "training_throughput_float32": ("ppo-Pong",),
+    "training_throughput": ("CartPole", "MountainCarContinuous"),
+    "training_throughput_float32": ("Pong",),
 }
 
 
@@ -28,16 +28,20 @@ def filled(text: str) -> str:
 
 def _results() -> str:
     lines = [
-        "| scheme | trainings | mean return | reward error | verdict | size | one action |",
-        "|---|--:|--:|--:|---|--:|--:|",
+        "| scheme | trainings | return | reward error | difference | verdict | size | one action |",
+        "|---|--:|--:|--:|--:|---|--:|--:|",
     ]
     for report, scheme in _ROWS:
         rows = json.loads(Path(f"reports/{report}/results.json").read_text())["pooled"]
         row = next(row for row in rows if (row["cell"], row["scheme"]) == (_CELL, scheme))
-        native = row["native"]
+        native, judged = row["native"], templates().filters["judged"]
+        low, high = row["difference_low"], row["difference_high"]
+        interval = "" if low is None else f" [{number_text(low)}, {number_text(high)}]"
         cells = [
             *(f"`{scheme}`", str(row["runs"]), number_text(row["return_mean"])),
-            *(percent(row["reward_error_percent"]), row["verdict"]),
+            percent(row["reward_error_percent"]),
+            f"{number_text(row['difference_mean'])}{interval}",
+            judged(row),
             size(row["size_bytes"]) if native else "simulated",
             f"{number_text(row['latency_median_us'])} µs" if native else "simulated",
         ]
@@ -46,12 +50,17 @@ def _results() -> str:
 
 
 def _speed() -> str:
-    lines = ["| training | steps/s | over Stable-Baselines3 |", "|---|--:|--:|"]
-    for name, workloads in _WORKLOADS.items():
+    ratios: dict[tuple[str, str], dict[str, str]] = {}
+    for name, tasks in _WORKLOADS.items():
         for line in Path(f"benchmarks/{name}.md").read_text().splitlines():
             cells = [cell.strip() for cell in line.split("|")[1:-1]]
-            if len(cells) == 8 and cells[0] in workloads and cells[2] == "sb3":
-                lines.append(f"| {cells[0]} | {cells[1]} | {cells[4]} |")
+            if len(cells) == 8 and cells[0].endswith(tasks):
+                ratios.setdefault((cells[0], cells[1]), {})[cells[2]] = cells[4]
+    lines = ["| training | steps/s | over Stable-Baselines3 | over SBX |", "|---|--:|--:|--:|"]
+    for words, peers in ratios.items():
+        lines.append(
+            f"| {' | '.join((*words, peers['sb3'], peers.get('sbx', number_text(None))))} |"
+        )
     return "\n".join(lines) + "\n"
 
 

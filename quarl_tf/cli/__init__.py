@@ -26,6 +26,9 @@ def main(words: Sequence[str] | None = None) -> int:
         from quarl_tf.cli import verbs
 
         return verbs.main(words)
+    except KeyboardInterrupt:  # Before the verb runs, while modules are imported.
+        print("quarl: interrupted", file=sys.stderr)
+        return 130
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0]
         advice = (

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich.console import JustifyMethod
@@ -21,7 +22,8 @@ from quarl_tf.export.boards import Fit
 from quarl_tf.foundation.errors import GateError, QuarlError
 from quarl_tf.foundation.files import sha256
 from quarl_tf.runtime.flatbuffer import FlatbufferAudit
-from quarl_tf.spec import REFERENCE, Run
+from quarl_tf.spec import BASELINE, REFERENCE, Run
+from quarl_tf.store import state
 from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.workspace import evaluation_path, has_sidecar, reference_path, sidecar_path
 from quarl_tf.study import State, Status
@@ -77,7 +79,7 @@ def blame_table(layers: Sequence[Blame]) -> Table:
             f"{blame.noise:.1f} dB",
             f"{blame.share:.1%}",
             f"{blame.disagreement:.1%}",
-            "" if blame.gain is None else _difference_text(blame.gain),
+            "" if blame.gain is None else _difference_text(blame.gain, 2),
         )
     return table
 
@@ -181,25 +183,44 @@ def _row(artifact: Path, comparison: Comparison | None, args: Namespace) -> dict
     evaluation = Evaluation.load(evaluation_path(artifact, args.chance)).first(args.episodes)
     latency = (evaluation.latency_us or {}).get("median")
     returns = comparison.returns if comparison else compare.mean_return(evaluation)
+    digits = _digits(returns.mean)
     error, difference, verdict = "", "", "no fp32 to compare with"
     if comparison is not None and comparison.scheme == REFERENCE:
         verdict = "reference"
     elif comparison is not None:
         percent = comparison.reward_error_percent
         error = "undefined" if percent is None else f"{percent:+.2f} %"
-        difference, verdict = _difference_text(comparison.difference), comparison.verdict
+        difference, verdict = _difference_text(comparison.difference, digits), comparison.verdict
     return {
         "scheme": sidecar.scheme,
         "bytes": f"{sidecar.size_bytes:,}" if sidecar.native else "simulated",
         "sample µs" if args.chance.kind == "sampled" else "act µs": (
             f"{latency:.1f}" if latency is not None and sidecar.native else ""
         ),
-        "return": f"{returns.mean:.2f}",
-        "[95 %]": _limits_text(returns),
+        "return": f"{returns.mean:.{digits}f}",
+        "[95 %]": _limits_text(returns, digits),
         "error": error,
         "difference [95 %]": difference,
         "verdict": verdict,
     }
+
+
+def random_warning(artifact: Path, args: Namespace) -> str:
+    """Return a warning where the fp32 of a file is not shown to be better than chance, else ""."""
+    sidecar = Sidecar.load(sidecar_path(artifact))
+    fp32, run = reference_path(artifact, sidecar), Run.from_dict(sidecar.run).plain
+    path = evaluation_path(fp32, args.chance)
+    if not path.exists():
+        return ""
+    evaluation = Evaluation.load(path).first(args.episodes)
+    random = state.baseline(fp32.with_name(f"{BASELINE}.tflite"), run, evaluation.seeds)
+    if random is None or not compare.is_as_random(evaluation, random):
+        return ""
+    return (
+        f"the fp32 policy of {run.run_id} is not shown to earn more than a random one, so it has "
+        "little to lose: train it longer or, if others trained it, check its inputs and outputs. "
+        f"Received: {fmean(evaluation.returns):.4g}, random {fmean(random.returns):.4g}"
+    )
 
 
 def require_gate(artifacts: Sequence[Path], args: Namespace) -> None:
@@ -244,10 +265,15 @@ def _comparison(artifact: Path, args: Namespace) -> Comparison | None:
     return compare.compare_saved(artifact, sidecar, args.margin, args.chance, args.episodes)
 
 
-def _limits_text(interval: Interval, sign: str = "") -> str:
-    ends = f"[{interval.low:{sign}.2f}, {interval.high:{sign}.2f}]"
+def _digits(mean: float) -> int:
+    """Return the decimals that show a return, and a hundredth of it: two from ten on."""
+    return 2 if abs(mean) >= 10 or mean == 0 else min(3 - math.floor(math.log10(abs(mean))), 9)
+
+
+def _limits_text(interval: Interval, digits: int, sign: str = "") -> str:
+    ends = f"[{interval.low:{sign}.{digits}f}, {interval.high:{sign}.{digits}f}]"
     return ends if interval.bounded else "all equal" if interval.alike else ""
 
 
-def _difference_text(difference: Interval) -> str:
-    return f"{difference.mean:+.2f} {_limits_text(difference, sign='+')}"
+def _difference_text(difference: Interval, digits: int) -> str:
+    return f"{difference.mean:+.{digits}f} {_limits_text(difference, digits, sign='+')}"

@@ -188,7 +188,7 @@ def _export_c(args: argparse.Namespace, schemes: Sequence[str] | None) -> None:
 
 
 def _adopt(args: argparse.Namespace) -> None:
-    if args.file.is_dir() and not args.trust:
+    if args.file.is_dir() and (args.file / "saved_model.pb").exists() and not args.trust:
         raise UsageError(
             "A SavedModel is a program, which runs when it is converted; give --trust if you trust "
             f"it. Received: {args.file}"
@@ -606,7 +606,7 @@ def _train_one(args: argparse.Namespace, run: Run, preset: Preset) -> None:
 def _export_all(args: argparse.Namespace, run_id: str, schemes: Sequence[str] | None) -> None:
     with progress_bar(f"export {run_id}") as update:
         artifacts = pipeline.export(run_id, schemes, root=args.root, update=update)
-    _say(f"exported  {artifacts[0].parent}  ({len(artifacts)} schemes)")
+    _say(f"exported  {artifacts[0].parent}  ({', '.join(path.stem for path in artifacts)})")
 
 
 def _export_and_evaluate(
@@ -631,6 +631,8 @@ def _evaluate_all(args: argparse.Namespace, artifacts: Sequence[Path]) -> None:
     for folder in dict.fromkeys(path.parent for path in artifacts):
         siblings = [path for path in artifacts if path.parent == folder]
         _console.print(summary.results_table(siblings, args))
+        if warning := summary.random_warning(siblings[0], args):
+            _warn(warning)
 
 
 _VERBS: Mapping[str, Callable[[argparse.Namespace], None]] = {

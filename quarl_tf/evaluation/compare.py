@@ -174,6 +174,15 @@ def mean_return(evaluation: Evaluation) -> Interval:
     return mean_interval(evaluation.returns, effective_n(evaluation))
 
 
+def is_as_random(evaluation: Evaluation, random: Evaluation) -> bool:
+    """Return whether a policy is not shown to earn more than the random one in its episodes."""
+    returns = mean_return(evaluation)
+    low = returns.low if returns.bounded else returns.mean
+    # If each game earns more than all random ones, even a wide interval is no doubt.
+    best_random, mean_random = max(random.returns), float(np.mean(random.returns))
+    return low <= mean_random and min(evaluation.returns) <= best_random
+
+
 def reward_error(reference_mean: float, other_mean: float) -> float | None:
     """Return (R_fp32 - R_other) / |R_fp32| * 100, positive if worse; None when R_fp32 is 0."""
     return normalised_error(reference_mean, other_mean, 0)

@@ -31,6 +31,7 @@ class Outcome:
     Compared with fp32, returns are means over the episodes that both played.
     """
 
+    episodes: int | None = None
     mean_return: float | None = None
     reference_mean: float | None = None
     error_percent: float | None = None
@@ -74,9 +75,16 @@ class Entry:
                 comparison = self.comparison()
         if comparison is None:
             verdict = "reference" if is_reference else None
-            return Outcome(fmean(evaluation.returns), verdict=verdict, latency_us=latency)
-        error, verdict = comparison.reward_error_percent, comparison.verdict
-        return Outcome(comparison.returns.mean, comparison.reference_mean, error, verdict, latency)
+            mean = fmean(evaluation.returns)
+            return Outcome(len(evaluation.seeds), mean, verdict=verdict, latency_us=latency)
+        return Outcome(
+            comparison.episodes,
+            comparison.returns.mean,
+            comparison.reference_mean,
+            comparison.reward_error_percent,
+            comparison.verdict,
+            latency,
+        )
 
     def command(self) -> str:
         """Return the command that plays it or, if the file is not kept, makes it."""
@@ -158,7 +166,8 @@ def _best(name: str, models: Path) -> Entry:
     pattern = glob.escape(name)
     found = [entry for folder in (models, POLICIES) for entry in shelf(folder, pattern)]
     if not found:
-        raise unknown("policy on the shelf", name, _names(models))
+        hint = f"The repository has more; work in its folder: {models} is none."
+        raise unknown("policy on the shelf", name, _names(models), "" if models.exists() else hint)
     entry = found[0]
     if not entry.artifact.exists():
         raise QuarlError(

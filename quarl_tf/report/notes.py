@@ -6,8 +6,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-
 from quarl_tf.evaluation import compare, memory
 from quarl_tf.evaluation.compare import MIN_EPISODES
 from quarl_tf.report.results import OK, CellResults, Row
@@ -25,12 +23,9 @@ def notes_on(cell: CellResults) -> Iterator[dict[str, Any]]:
         if effective_n is not None and effective_n < len(returns):
             counts = {"run": run_id, "games": len(returns), "different": len(set(returns))}
             yield {"key": "repeated_games", **counts, "effective_n": round(effective_n, 1)}
-        if reference.baseline is not None:
-            interval, random_returns = reference.comparison.returns, reference.baseline.returns
-            low = interval.low if interval.bounded else interval.mean
-            # If each game earns more than all random ones, even a wide interval is no doubt.
-            if low <= np.mean(random_returns) and min(returns) <= max(random_returns):
-                yield {"key": "as_random", "run": run_id}
+        random = reference.baseline
+        if random is not None and compare.is_as_random(reference.evaluation, random):
+            yield {"key": "as_random", "run": run_id}
     seeds, bits = set(), dict[int, None]()
     trained_on = {fp32.sidecar.run_id: fp32.sidecar.trained_on for fp32 in cell.references}
     for result in cell.results:

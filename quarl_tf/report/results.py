@@ -207,9 +207,14 @@ class CellResults:
         return {name: " or ".join(values) for name, values in values_by_name.items()}
 
     @property
+    def natives(self) -> list[Row]:
+        """Return the rows of native schemes other than fp32."""
+        return [row for row in self.rows if row.native and row.scheme != REFERENCE]
+
+    @property
     def smallest(self) -> Row | None:
         """Return the smallest native scheme that keeps the reward."""
-        keeping = (row for row in self.rows if row.native and row.verdict in _KEEPING_VERDICTS)
+        keeping = (row for row in self.natives if row.verdict in _KEEPING_VERDICTS)
         smaller = [row for row in keeping if (row.compression or 0) > 1]
         return min(smaller, key=lambda row: row.size_bytes or math.inf) if smaller else None
 
@@ -348,7 +353,7 @@ def _row(
     column_entries = [entries[seed][number] for seed in seeds]
     if missing := [entry for entry in column_entries if isinstance(entry, Missing)]:
         names = ", ".join(entry.run_id for entry in missing)
-        return replace(row, status=missing[0].reason if single else f"missing in {names}")
+        return replace(row, status=missing[0].reason if single else f"no result of {names}")
     results = [entry for entry in column_entries if isinstance(entry, Result)]
     references = [fp32 for seed in seeds if isinstance(fp32 := entries[seed][0], Result)]
     pooled = compare.pool([result.comparison for result in results])

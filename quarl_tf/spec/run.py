@@ -203,7 +203,10 @@ def require_possible(run: Run, schemes: Iterable[Scheme]) -> None:
         if run.adopted:
             fits = scheme.post_training or scheme.name == REFERENCE
         if not fits:
+            others = "" if run.quantization else " or another post-training scheme (`quarl list`)"
+            if scheme.aware and others and not run.adopted:
+                others += "; a quantisation-aware one needs a training with --bits (a study, bits)"
             raise UsageError(
-                f"{run.run_id} can be exported as {', '.join(possible)}. "
+                f"{run.run_id} can be exported as {', '.join(possible)}{others}. "
                 f"Received: scheme={scheme.name!r}"
             )

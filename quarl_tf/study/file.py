@@ -135,6 +135,11 @@ def _study(content: Any, folder: Path) -> Study:
             cells.append(_cell({**shared, **entry}, modules, presets_file))
         except UsageError as error:
             raise UsageError(f"cell {number}: {error}") from error
+        if cells[-1] in cells[:-1]:
+            raise UsageError(
+                f"cell {number} says the same as an earlier one; leave it out, or change a seed, "
+                f"an override or the bits. Received: twice {entry}"
+            )
     chance = _chance(values)
     for cell in cells:
         environments.require_chance(cell.base.env_id, chance, cell.base.algo)

@@ -6,6 +6,7 @@ import re
 import runpy
 import shlex
 import shutil
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from html import unescape
@@ -17,7 +18,7 @@ import pytest
 from samples import EVALUATION, RUN, SIDECAR, Patch, refused, write_study
 
 from quarl_tf import pipeline, presets, study
-from quarl_tf.cli import arguments
+from quarl_tf.cli import arguments, summary
 from quarl_tf.evaluation import memory
 from quarl_tf.evaluation.compare import Interval, compare, student_interval
 from quarl_tf.foundation.errors import UsageError
@@ -368,6 +369,37 @@ def test_the_headline_names_what_keeps_the_reward(
             evaluate(workspace, run, scheme, [mean] * EPISODES)
     (cell,) = results_of(write(workspace, run))["cells"]
     assert (cell["smallest"], cell["fewest"]) == (smallest, fewest)
+
+
+def test_what_is_missing_is_not_called_none(workspace: Workspace) -> None:
+    run = add_run(workspace, schemes=("fp32", "int8"))
+    evaluate(workspace, run, "int8", [450.0] * EPISODES)
+    line = "- **Smallest native file that keeps the reward:** "
+    assert f"{line}none" in pages_of(write(workspace, run))[0]
+    evaluation_path(workspace.artifact(run.run_id, "int8")).unlink()
+    pages = pages_of(write(workspace, run))
+    assert f"{line}not known: results are missing" in pages[0]
+    assert "not known: results are missing" in pages[1]
+    assert line not in pages_of(write(workspace, add_run(workspace, SEEDS[1], ("fp32",))))[0]
+
+
+def test_the_terminal_warns_of_a_policy_that_is_no_better_than_chance(workspace: Workspace) -> None:
+    run, args = add_run(workspace), Namespace(chance=GREEDY, episodes=EPISODES, margin=2.0)
+    int8 = workspace.artifact(run.run_id, "int8")
+    assert summary.random_warning(int8, args) == ""
+    evaluate(workspace, run, "fp32", returns_of("random"))
+    assert run.run_id in summary.random_warning(int8, args)
+
+
+def test_the_terminal_shows_small_returns_with_their_digits(workspace: Workspace) -> None:
+    run, args = add_run(workspace), Namespace(chance=GREEDY, episodes=EPISODES, margin=2.0)
+    artifacts = [workspace.artifact(run.run_id, scheme) for scheme in ("fp32", "int8")]
+    for scheme, value in (("fp32", -0.82), ("int8", -0.8177)):
+        evaluate(workspace, run, scheme, [value] * EPISODES)
+    table = summary.results_table(artifacts, args)
+    cells = {column.header: list(column.cells) for column in table.columns}
+    assert cells["return"] == ["-0.8200", "-0.8177"]
+    assert cells["difference [95 %]"][1].startswith("+0.0023")
 
 
 def test_all_are_compared_on_the_episodes_that_all_have(workspace: Workspace) -> None:
