@@ -494,9 +494,9 @@ def test_a_baseline_on_other_episodes_is_missing(workspace: Workspace) -> None:
     assert f"1 of {len(SCHEMES) + 1} experiments without a result" in markdown
 
 
-def notes(workspace: Workspace, run: Run) -> dict[str, dict[str, Any]]:
+def notes(workspace: Workspace, run: Run, chance: Chance = GREEDY) -> dict[str, dict[str, Any]]:
     """Return the notes of a report by key; both pages have a sentence for each."""
-    folder = write(workspace, run)
+    folder = write(workspace, run, chance=chance)
     (cell,), (markdown, page) = results_of(folder)["cells"], pages_of(folder)
     sentences = re.findall(r"^> (?!.*see Missing)(.+)$", markdown, re.M)
     assert len(sentences) == len(cell["notes"])
@@ -515,6 +515,18 @@ def test_games_that_repeat_themselves_are_noted(workspace: Workspace, games: lis
     assert (note["different"], note["effective_n"]) == (len(games), pytest.approx(len(games)))
     # The interval of three is wide, but each earns more than any random game.
     assert ("as_random" in report_notes) == (games == [-1.0])
+
+
+def test_a_game_that_chance_does_not_change_is_noted(workspace: Workspace) -> None:
+    sticky = Chance("sticky", 0.25)
+    run = add_run(workspace, replace(RUN, env_id="PongNoFrameskip-v4"), ("fp32", "int8"))
+    for scheme in ("fp32", "int8"):
+        artifact = workspace.artifact(run.run_id, scheme)
+        path = evaluation_path(artifact).rename(evaluation_path(artifact, sticky))
+        change(path, protocol=protocol(run.env_id, sticky), returns=[9.0] * EPISODES)
+    assert notes(workspace, run, sticky)["one_return"]["value"] == 9
+    change(path.with_name("fp32.sticky0.25.eval.json"), returns=[8.0, 9.0] * (EPISODES // 2))
+    assert "one_return" not in notes(workspace, run, sticky)
 
 
 def test_few_episodes_are_noted_and_other_files_are_left_out(workspace: Workspace) -> None:
