@@ -137,11 +137,11 @@ def described(content: bytes) -> dict[str, Any]:
 def quantize(source: Path, scheme: Scheme) -> Path:
     """Write a quantised copy of an fp32 or fp16 flatbuffer with its sidecar; return its path.
 
-    It is `<scheme>.tflite` beside it. Activations are calibrated on greedy rollouts of the
-    flatbuffer. A sidecar with the hash of the copy is kept, and so is the file that the training
-    itself was exported to, calibrated on other rollouts. A UsageError where the scheme needs a
-    training, the flatbuffer is not one of floats, or another file is where the copy belongs; a
-    QuarlError where the flatbuffer or its sidecar is missing or damaged.
+    It is `<scheme>.tflite` beside it; one of this network that is there, intact, is kept.
+    Activations are calibrated on greedy rollouts of the flatbuffer. A sidecar with the hash of the
+    copy is kept. A UsageError where the scheme needs a training, the flatbuffer is not one of
+    floats, or another file is where the copy belongs; a QuarlError where the flatbuffer or its
+    sidecar is missing or damaged.
     """
     policy = Policy.load(source)
     sidecar = policy.sidecar
@@ -151,15 +151,27 @@ def quantize(source: Path, scheme: Scheme) -> Path:
             f"Received: scheme={sidecar.scheme!r} of {str(source)!r}"
         )
     target = source.with_name(f"{scheme.name}.tflite")
-    if _is_export(target, sidecar):
-        return target
+    former, is_ours = None, True
+    with contextlib.suppress(QuarlError):  # A copy with a damaged sidecar is replaced.
+        is_ours = has_sidecar(target) or not target.exists()
+        former = Sidecar.load(sidecar_path(target))
+        made_from = former.check.get("source", REFERENCE)
+        is_ours = (former.scheme, made_from) == (scheme.name, sidecar.scheme)
+        expected = sidecar.network_sha256, sha256(target)
+        if is_ours and scheme.post_training and expected == (former.network_sha256, former.sha256):
+            return target
     content = flatbuffer.read(source)
     if "float16" in sidecar.weight_dtypes:
         content = in_float32(content)
     observations = calibration.observations(policy) if scheme.calibrated else None
     copy, copy_sidecar = copied(policy, content, scheme, observations)
-    former_sidecar = _former_sidecar(target, scheme, sidecar.scheme, copy)
-    if former_sidecar is not None and former_sidecar.sha256 == copy_sidecar.sha256:
+    # Without a sidecar it is ours if it is the same.
+    if not is_ours and (former is not None or target.read_bytes() != copy):
+        raise UsageError(
+            f"The copy would replace a file that is not {scheme.name} made from {sidecar.scheme}; "
+            f"move it away. Received: path={str(target)!r}"
+        )
+    if former is not None and former.sha256 == copy_sidecar.sha256:
         write_bytes(target, copy)
         return target
     if sidecar.scheme != REFERENCE:
@@ -167,33 +179,6 @@ def quantize(source: Path, scheme: Scheme) -> Path:
         copy_sidecar = replace(copy_sidecar, check=check)
     write_artifact(target, copy, copy_sidecar)
     return target
-
-
-def _is_export(target: Path, source: Sidecar) -> bool:
-    """Tell whether a file is what the training of another flatbuffer was exported to, intact."""
-    with contextlib.suppress(QuarlError):
-        sidecar = Sidecar.load(sidecar_path(target))
-        expected = target.stem, source.network_sha256, sha256(target)
-        is_intact = (sidecar.scheme, sidecar.network_sha256, sidecar.sha256) == expected
-        return is_intact and sidecar.calibration_sha256 is not None and source.scheme == REFERENCE
-    return False
-
-
-def _former_sidecar(target: Path, scheme: Scheme, made_from: str, copy: bytes) -> Sidecar | None:
-    """Return the sidecar of a former copy; a UsageError where another file would be replaced."""
-    former_sidecar, is_ours = None, True
-    with contextlib.suppress(QuarlError):  # A copy with a damaged sidecar is replaced.
-        # Without a sidecar it is ours if it is the same.
-        is_ours = has_sidecar(target) or not target.exists() or target.read_bytes() == copy
-        former_sidecar = Sidecar.load(sidecar_path(target))
-        source = former_sidecar.check.get("source", REFERENCE)
-        is_ours = (former_sidecar.scheme, source) == (scheme.name, made_from)
-    if not is_ours:
-        raise UsageError(
-            f"The copy would replace a file that is not {scheme.name} made from {made_from}; move "
-            f"it away. Received: path={str(target)!r}"
-        )
-    return former_sidecar
 
 
 def compared(heads: Array, reference: Array, choices: Choices | None) -> dict[str, Any]:

@@ -84,18 +84,21 @@ def test_the_copy_has_a_sidecar_and_acts(copy_artifact: Copy) -> None:
     assert Policy.load(copied).sidecar == policy.sidecar
 
 
-def test_what_a_training_was_exported_to_is_kept(copy_artifact: Copy) -> None:
+def test_what_was_made_of_the_same_network_is_kept(copy_artifact: Copy) -> None:
     path, scheme = copy_artifact("fp32"), Scheme.parse("int8")
     copied = quantize(path, scheme)
     made = copied.read_bytes()
     exported = quantize(path, Scheme.parse("int8_tensor")).read_bytes()
     copied.write_bytes(exported)
     sidecar = Sidecar.load(sidecar_path(copied))
-    facts = {"sha256": sha256(copied), "calibration_sha256": "ab" * 32}
-    replace(sidecar, **facts).save(sidecar_path(copied))
-    before = snapshot(path.parent)
-    assert quantize(path, scheme) == copied
-    assert snapshot(path.parent) == before
+    for calibration in ("ab" * 32, None):  # What a training was exported to, and a former copy.
+        facts = {"sha256": sha256(copied), "calibration_sha256": calibration}
+        replace(sidecar, **facts).save(sidecar_path(copied))
+        before = snapshot(path.parent)
+        assert quantize(path, scheme) == copied
+        assert snapshot(path.parent) == before
+    replace(sidecar, sha256=sha256(copied), network_sha256="ab" * 32).save(sidecar_path(copied))
+    assert quantize(path, scheme).read_bytes() == made
     copied.write_bytes(b"damaged")
     assert quantize(path, scheme).read_bytes() == made
 
@@ -151,6 +154,8 @@ def test_a_copy_replaces_no_other_file(copy_artifact: Copy, description: str | N
         sidecar_path(target).write_text(description)
     before = snapshot(path.parent)
     message = refused(quantize, path, Scheme.parse("ptq_w8"), error=UsageError)
+    # A scheme that needs a training is refused beside what that was exported to.
+    assert "can become" in refused(quantize, path, Scheme.parse("fp32"), error=UsageError)
     assert (
         f"replace a file that is not ptq_w8 made from fp32; move it away. Received: path='{target}'"
         in message
