@@ -494,7 +494,7 @@ def _requested_run(args: argparse.Namespace) -> tuple[Run, Preset]:
     run = Run(algo, env_id, args.seed, overrides, quantization, modules, presets_file)
     if args.origin is not None:
         run = pipeline.with_origin(Workspace(args.root), args.origin, run, preset)
-    presets.require_teacher(run, preset)
+    state.require_trainable(Workspace(args.root), run, preset)
     return run, preset
 
 
@@ -556,7 +556,6 @@ def _quantization(args: argparse.Namespace, algo: str, preset: Preset) -> Quanti
         if name in options:
             raise UsageError(f"Give it with {flag}. Received: -q {name}={options[name]}")
     delay = preset.steps // 2 if args.quant_delay is None else args.quant_delay
-    presets.require_possible_delay(delay, preset)
     return presets.quantization(algo, {**options, "bits": args.bits, "delay": delay})
 
 
@@ -588,7 +587,6 @@ def _schemes(
 
 def _train_one(args: argparse.Namespace, run: Run, preset: Preset) -> None:
     workspace = Workspace(args.root)
-    state.refuse_overwrite(workspace, run.run_id)
     if args.dry_run:
         _check_network(run, preset)
         _say(f"train    {workspace.run_dir(run.run_id)}")

@@ -324,13 +324,16 @@ def is_begun(workspace: Workspace, run_id: str) -> bool:
     return (workspace.run_dir(run_id) / "run.json").exists()
 
 
-def refuse_overwrite(workspace: Workspace, run_id: str) -> None:
-    """Refuse to train over flatbuffers whose run folder is missing, as in a clone."""
-    folder = workspace.artifact_dir(run_id)
-    if not is_begun(workspace, run_id) and any(folder.glob("*.tflite")):
+def require_trainable(workspace: Workspace, run: Run, preset: Preset) -> None:
+    """Refuse unfit settings, and flatbuffers whose run folder is missing, as in a clone."""
+    presets.require_teacher(run, preset)
+    if run.quantization is not None:
+        presets.require_possible_delay(run.quantization.delay, preset)
+    folder = workspace.artifact_dir(run.run_id)
+    if not is_begun(workspace, run.run_id) and any(folder.glob("*.tflite")):
         raise QuarlError(
             f"{folder} has what an earlier training was exported to, which is not here; work "
-            f"elsewhere (--root DIR) or delete that folder. Received: run={run_id!r}"
+            f"elsewhere (--root DIR) or delete that folder. Received: run={run.run_id!r}"
         )
 
 

@@ -54,10 +54,7 @@ def train(
     """
     folder = workspace.run_dir(run.run_id)
     preset = preset or presets.load(run.algo, run.env_id, run.overrides)
-    state.refuse_overwrite(workspace, run.run_id)
-    presets.require_teacher(run, preset)
-    if run.quantization is not None:
-        presets.require_possible_delay(run.quantization.delay, preset)
+    state.require_trainable(workspace, run, preset)
     training = _Training(folder, run, preset)
     if run.origin is not None and not run.origin.step:
         training.start_from(workspace, run.origin)
