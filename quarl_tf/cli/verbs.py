@@ -524,8 +524,8 @@ def _warn_slow(used_presets: Iterable[Preset]) -> None:
 
 def _read_study(path: Path) -> Study:
     study = read(path)
-    for ids in dict.fromkeys((cell.given_env_id, cell.base.env_id) for cell in study.cells):
-        _warn_renamed(*ids)
+    for env_id in dict.fromkeys(study.env_ids):
+        _warn_renamed(env_id, environments.canonical_id(env_id))
     return study
 
 

@@ -21,6 +21,7 @@ from quarl_tf.presets import settings
 from quarl_tf.report.figures.curves import Curve
 from quarl_tf.report.figures.style import family, form
 from quarl_tf.spec import BASELINE, GREEDY, REFERENCE, Chance, Run, Scheme
+from quarl_tf.spec.cell import Cell
 from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.state import State, baseline, state
 from quarl_tf.store.workspace import Workspace
@@ -30,42 +31,6 @@ OK = "ok"
 
 #: Verdicts of schemes that keep the reward.
 _KEEPING_VERDICTS = ("gain", compare.WITHIN_MARGIN, compare.UNSEEN)
-
-
-@dataclass(frozen=True)
-class Column:
-    """One scheme of a cell, with one training for each seed."""
-
-    label: str
-    scheme: Scheme
-    runs: tuple[Run, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    """Columns over the same seeds, fp32 first, with which all others are compared.
-
-    `distinction` is what differs from other cells of the same algorithm and environment.
-    """
-
-    columns: tuple[Column, ...]
-    distinction: str = ""
-    remark: str = ""
-
-    @property
-    def references(self) -> tuple[Run, ...]:
-        """Return the trainings of fp32, one for each seed."""
-        return self.columns[0].runs
-
-    @property
-    def task(self) -> str:
-        """Return the algorithm and the environment."""
-        return f"{self.references[0].algo} on {self.references[0].env_id}"
-
-    @property
-    def title(self) -> str:
-        """Return the task and the distinction."""
-        return f"{self.task} ({self.distinction})" if self.distinction else self.task
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,9 @@ from quarl_tf.report.figures.style import FAMILIES, family, png
 from quarl_tf.report.notes import last_networks, memory_rows, notes_on
 from quarl_tf.report.page import dtypes, provenance, write_pages
 from quarl_tf.report.play import animation
-from quarl_tf.report.results import Cell, CellResults, Column, Missing, Source, finite, load
+from quarl_tf.report.results import CellResults, Missing, Source, finite, load
 from quarl_tf.spec import ADOPTED, BASELINE, DEFAULT_SCHEMES, REFERENCE, Chance, Run, Scheme
+from quarl_tf.spec.cell import Cell, Column
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.state import is_begun
 from quarl_tf.store.workspace import Workspace, checked_report_name, report_name, sidecar_path

@@ -12,9 +12,9 @@ from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.spec import Chance, Run, Scheme
 from quarl_tf.store.state import State, state
 from quarl_tf.store.workspace import Workspace
-from quarl_tf.study.file import Cell, Study, read
+from quarl_tf.study.file import Study, read
 
-__all__ = ["Cell", "State", "Status", "Study", "plan", "read"]
+__all__ = ["State", "Status", "Study", "plan", "read"]
 
 
 @dataclass(frozen=True)

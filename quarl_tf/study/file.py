@@ -10,6 +10,7 @@ from quarl_tf.foundation import kinds
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.presets import Preset, tables
 from quarl_tf.spec import GREEDY, REFERENCE, Chance, Quantization, Scheme, default_schemes
+from quarl_tf.spec.cell import Cell, Column
 from quarl_tf.spec.run import DEFAULT_EPISODES, Origin, Run, require_possible
 from quarl_tf.store.workspace import checked_report_name
 
@@ -55,46 +56,14 @@ _STUDY_KEYS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
-    """One algorithm on one environment, in every seed and scheme.
-
-    Attributes:
-        base: The plain training of seed 0, of which the others are variants.
-        given_env_id: Id of the environment in the file, which may be an old one.
-        schemes: Schemes of the plain trainings, fp32 first.
-        options: Options of quantisation in the file, and a single delay that it gives, but no bits.
-        distinction: Settings that other cells of its algorithm and environment do not have.
-    """
-
-    base: Run
-    given_env_id: str
-    seeds: tuple[int, ...]
-    schemes: tuple[str, ...]
-    options: Mapping[str, Any]
-    quantizations: tuple[Quantization, ...]
-    remark: str
-    distinction: str = ""
-
-    def run(self, seed: int, quantization: Quantization | None) -> Run:
-        """Return the training of a seed."""
-        return replace(self.base, seed=seed, quantization=quantization)
-
-    def columns(self) -> list[tuple[Scheme, Quantization | None]]:
-        """Return schemes and quantisations, those of plain trainings first."""
-        columns: list[tuple[Scheme, Quantization | None]] = []
-        for quantization in (None, *self.quantizations):
-            names = self.schemes if quantization is None else default_schemes(quantization)
-            columns += [(Scheme.parse(name), quantization) for name in names]
-        return columns
-
-
-@dataclass(frozen=True, kw_only=True)
 class Study:
     """The checked content of a study's file, see `read`."""
 
     name: str
     title: str
     cells: tuple[Cell, ...]
+    #: Ids of the cells' environments in the file, which may be old ones.
+    env_ids: tuple[str, ...]
     episodes: int
     #: Episodes before those, by which something was selected.
     skip_episodes: int
@@ -104,13 +73,9 @@ class Study:
 
     def experiments(self) -> list[tuple[Run, Scheme]]:
         """Return all experiments, those once that cells share."""
-        experiments: dict[tuple[str, str], tuple[Run, Scheme]] = {}
-        for cell in self.cells:
-            for scheme, quantization in cell.columns():
-                for seed in cell.seeds:
-                    run = cell.run(seed, quantization)
-                    experiments.setdefault((run.run_id, scheme.name), (run, scheme))
-        return list(experiments.values())
+        columns = [column for cell in self.cells for column in cell.columns]
+        pairs = [(run, column.scheme) for column in columns for run in column.runs]
+        return list({(run.run_id, scheme.name): (run, scheme) for run, scheme in pairs}.values())
 
 
 def read(path: Path) -> Study:
@@ -141,12 +106,14 @@ def _study(content: Any, folder: Path) -> Study:
                 f"an override or the bits. Received: twice {entry}"
             )
     chance = _chance(values)
-    for cell in cells:
-        environments.require_chance(cell.base.env_id, chance, cell.base.algo)
+    for cell, _ in cells:
+        run = cell.references[0]
+        environments.require_chance(run.env_id, chance, run.algo)
     return Study(
         name=name,
         title=values.get("title", name),
         cells=tuple(_titled(cells)),
+        env_ids=tuple(entry["env"] for entry in values["cells"]),
         episodes=values.get("episodes", DEFAULT_EPISODES),
         skip_episodes=values.get("skip_episodes", 0),
         chance=chance,
@@ -179,28 +146,26 @@ def _chance(values: Mapping[str, Any]) -> Chance:
     return Chance("sampled") if chances else GREEDY
 
 
-def _titled(cells: Sequence[Cell]) -> Iterator[Cell]:
+def _titled(cells: Sequence[tuple[Cell, Mapping[str, Any]]]) -> Iterator[Cell]:
     """Yield the cells; those of one algorithm and environment say which settings differ."""
-    for cell in cells:
-        task = cell.base.algo, cell.base.env_id
-        others = [o for o in cells if (o.base.algo, o.base.env_id) == task]
+    for cell, settings in cells:
+        others = [(o, o_settings) for o, o_settings in cells if o.task == cell.task]
         differences = [
             f"{key}={value}"
-            for key, value in _settings(cell).items()
+            for key, value in settings.items()
             if any(
-                _settings(o).get(key) != value for o in others if key != "delay" or o.quantizations
+                o_settings.get(key) != value
+                for o, o_settings in others
+                if key != "delay" or o.columns[-1].scheme.aware
             )
         ]
         yield replace(cell, distinction=", ".join(differences))
 
 
-def _settings(cell: Cell) -> dict[str, Any]:
-    origin = cell.base.origin
-    start = {} if origin is None else {"from": origin.run.run_id}
-    return {**cell.base.overrides, **cell.options, **start}
-
-
-def _cell(entry: Mapping[str, Any], modules: tuple[str, ...], presets_file: str | None) -> Cell:
+def _cell(
+    entry: Mapping[str, Any], modules: tuple[str, ...], presets_file: str | None
+) -> tuple[Cell, dict[str, Any]]:
+    """Return a cell and its settings: overrides, options of quantisation, where it starts from."""
     values = _checked(entry, "a cell", _CELL_KEYS, ("algo", "env", "seeds"))
     algo, env_id = values["algo"], environments.canonical_id(values["env"])
     overrides = values.get("overrides", {})
@@ -225,15 +190,24 @@ def _cell(entry: Mapping[str, Any], modules: tuple[str, ...], presets_file: str 
                 "A cell of a training that starts from a network has one seed and no bits. "
                 f"Received: seeds={list(seeds)}, bits={[q.bits for q in quantizations]}"
             )
-    return Cell(
-        base=base,
-        given_env_id=values["env"],
-        seeds=seeds,
-        schemes=tuple(dict.fromkeys((REFERENCE, *schemes))),
-        options=delay | options if quantizations else {},
-        quantizations=quantizations,
-        remark=values.get("remark", ""),
-    )
+    settings = {**overrides, **(delay | options if quantizations else {})}
+    if base.origin is not None:
+        settings["from"] = base.origin.run.run_id
+    columns = tuple(_columns(base, seeds, schemes, quantizations))
+    return Cell(columns=columns, remark=values.get("remark", "")), settings
+
+
+def _columns(
+    base: Run, seeds: Sequence[int], schemes: Sequence[str], quantizations: Sequence[Quantization]
+) -> Iterator[Column]:
+    """Yield the columns, those of plain trainings first; of several delays, each names its own."""
+    several_delays = len({quantization.delay for quantization in quantizations}) > 1
+    for quantization in (None, *quantizations):
+        runs = tuple(replace(base, seed=seed, quantization=quantization) for seed in seeds)
+        names = default_schemes(quantization) if quantization else (REFERENCE, *schemes)
+        ending = f" from {quantization.delay:,}" if quantization and several_delays else ""
+        for scheme in map(Scheme.parse, dict.fromkeys(names)):
+            yield Column(scheme.name + ending, scheme, runs)
 
 
 def _origin(entry: Mapping[str, Any], run: Run) -> Origin:

@@ -3,9 +3,8 @@
 from pathlib import Path
 
 from quarl_tf.report import write as report
-from quarl_tf.report.results import Cell, Column, Source
+from quarl_tf.report.results import Source
 from quarl_tf.store.workspace import Workspace
-from quarl_tf.study import Cell as StudyCell
 from quarl_tf.study import State, Study, plan
 
 
@@ -33,22 +32,10 @@ def write_study_report(
     )
     return report.write(
         source,
-        [_cell(cell) for cell in study.cells],
+        study.cells,
         name=study.name,
         title=study.title,
         command=command,
         x="step" if study.x == "steps" else study.x,
         memory=study.memory,
     )
-
-
-def _cell(cell: StudyCell) -> Cell:
-    several_delays = len({quantization.delay for quantization in cell.quantizations}) > 1
-    columns = []
-    for scheme, quantization in cell.columns():
-        label = scheme.name
-        if quantization and several_delays:
-            label += f" from {quantization.delay:,}"
-        runs = tuple(cell.run(seed, quantization) for seed in cell.seeds)
-        columns.append(Column(label, scheme, runs))
-    return Cell(columns=tuple(columns), distinction=cell.distinction, remark=cell.remark)

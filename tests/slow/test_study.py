@@ -125,11 +125,11 @@ def test_a_second_run_tries_again_what_failed_and_states_follow_from_the_files_a
     path, root, _ = finished
     shutil.copytree(root, tmp_path, dirs_exist_ok=True)
     study = read(path)
-    failed_id = study.cells[1].run(0, None).run_id
+    failed_id = study.cells[1].references[0].run_id
     recorder = _Recorder(1, failed_id)
     play(tmp_path, study, recorder)
     assert recorder.started == [failed_id]
-    artifact = Workspace(tmp_path).artifact(study.cells[0].run(1, None).run_id, "int8")
+    artifact = Workspace(tmp_path).artifact(study.cells[0].references[1].run_id, "int8")
     assert states(tmp_path, study)[3] == "evaluated"
     for file, state in ((evaluation_path(artifact), "exported"), (artifact, "trained")):
         file.unlink()
@@ -145,11 +145,11 @@ def test_results_stand_without_the_run_folders_as_in_a_fresh_clone(
     workspace, cell = Workspace(tmp_path), study.cells[0]
     # Large files need not be kept.
     for scheme in ("int8", "fp32"):
-        workspace.artifact(cell.run(0, None).run_id, scheme).unlink()
+        workspace.artifact(cell.references[0].run_id, scheme).unlink()
     assert states(tmp_path, study) == ["evaluated"] * 6
     longer = read(write_study(tmp_path, TINY_STUDY.replace("episodes: 2", "episodes: 3")))
     assert set(states(tmp_path, longer)[:6]) == {"exported"}
-    path = evaluation_path(workspace.artifact(cell.run(1, None).run_id, "int8"))
+    path = evaluation_path(workspace.artifact(cell.references[1].run_id, "int8"))
     replace(Evaluation.load(path), reference_sha256="0" * 64).save(path)
     assert states(tmp_path, study)[3] == "exported"
 
@@ -287,10 +287,8 @@ def play(root: Path, study: Study, recorder: _Recorder) -> None:
 def test_quantised_runs_wait_for_their_reference(tmp_path: Path) -> None:
     study = read(write_study(tmp_path, STUDY.replace("[0]", "[0, 1]") + "bits: [4, 2]\n"))
     (cell,) = study.cells
-    plain_ids, ids_at_4, ids_at_2 = (
-        [cell.run(seed, quantization).run_id for seed in (0, 1)]
-        for quantization in (None, *cell.quantizations)
-    )
+    ids = {column.label: [run.run_id for run in column.runs] for column in cell.columns}
+    plain_ids, ids_at_4, ids_at_2 = (ids[label] for label in ("fp32", "qat_w4a4", "qat_w2a2"))
     together, failing = _Recorder(2), _Recorder(1, plain_ids[0])
     play(tmp_path, study, together)
     assert together.started == [*plain_ids, *ids_at_4, *ids_at_2]

@@ -27,8 +27,9 @@ from quarl_tf.report.figures.curves import Curve, learning_curves, mean_curves
 from quarl_tf.report.figures.layers import blamed_layers, weight_histograms
 from quarl_tf.report.figures.returns import paired_returns, performance_profile, return_against_bits
 from quarl_tf.report.figures.style import png, scheme_colour
-from quarl_tf.report.results import Cell, CellResults, Column, Row
+from quarl_tf.report.results import CellResults, Row
 from quarl_tf.spec import DEFAULT_SCHEMES, Scheme
+from quarl_tf.spec.cell import Cell, Column
 
 COMPARED = DEFAULT_SCHEMES[1:]
 PUBLISHED = tuple(f"ptq_paper_w{bits}" for bits in range(8, 1, -1))

@@ -26,7 +26,7 @@ from quarl_tf.foundation.files import digest, sha256, write_bytes, write_csv
 from quarl_tf.report import write as report
 from quarl_tf.report.drawing import _groups, draw
 from quarl_tf.report.page import dtypes, limits, number_text, percent, size
-from quarl_tf.report.results import Cell, Column, Source, load_cell
+from quarl_tf.report.results import Source, load_cell
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.spec import (
     GREEDY,
@@ -38,6 +38,7 @@ from quarl_tf.spec import (
     Scheme,
     default_schemes,
 )
+from quarl_tf.spec.cell import Cell, Column
 from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.state import protocol
 from quarl_tf.store.workspace import Workspace, blame_path, evaluation_path, sidecar_path

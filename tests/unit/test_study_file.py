@@ -9,23 +9,38 @@ from samples import STUDY, Capsys, refused, write_study
 
 from quarl_tf.cli import main
 from quarl_tf.foundation.errors import UsageError
-from quarl_tf.spec import Origin, Run
+from quarl_tf.spec import Origin, Quantization, Run
+from quarl_tf.spec.cell import Cell
 from quarl_tf.store.workspace import Workspace
 from quarl_tf.study import State, plan, read
 
 STUDIES = Path(__file__).parents[2] / "studies"
 
 
+def seeds_of(cell: Cell) -> list[int]:
+    return [run.seed for run in cell.references]
+
+
+def schemes_of(cell: Cell) -> list[str]:
+    """Return the schemes of the plain trainings."""
+    return [column.scheme.name for column in cell.columns if not column.scheme.aware]
+
+
+def quantizations_of(cell: Cell) -> list[Quantization]:
+    runs = (column.runs[0] for column in cell.columns)
+    return list({run.run_id: run.quantization for run in runs if run.quantization}.values())
+
+
 def test_a_file_names_every_experiment(tmp_path: Path) -> None:
     text = STUDY + "bits: [8, 3]\ndelays: [0.57, 10]\nquantization: {edge_bits: 4}\n"
     study = read(write_study(tmp_path, text + "schemes: [int8]\n"))
     (cell,) = study.cells
-    assert cell.schemes == ("fp32", "int8")
-    assert [(q.bits, q.delay) for q in cell.quantizations] == [
+    assert schemes_of(cell) == ["fp32", "int8"]
+    assert [(q.bits, q.delay) for q in quantizations_of(cell)] == [
         *((8, 57_000), (3, 57_000)),  # As floats, 0.57 * 100000 is 56999.999999999993.
         *((8, 10), (3, 10)),
     ]
-    assert {q.recipe.head.weights.bits for q in cell.quantizations} == {4}
+    assert {q.recipe.head.weights.bits for q in quantizations_of(cell)} == {4}
     assert [scheme.name for _, scheme in study.experiments()] == [
         *("fp32", "int8", "qat_w8a8", "qat_w3a3", "qat_w8a8", "qat_w3a3")
     ]
@@ -74,8 +89,9 @@ cells:
 """
     path = write_study(tmp_path, text)
     first, second, *others = read(path).cells
-    assert (first.base.env_id, first.seeds, first.quantizations) == ("LunarLander-v3", (7,), ())
-    assert (second.distinction, second.seeds) == ("", (0, 1))
+    assert [(run.env_id, run.seed) for run in first.references] == [("LunarLander-v3", 7)]
+    assert not quantizations_of(first)
+    assert (second.distinction, seeds_of(second)) == ("", [0, 1])
     assert [cell.distinction for cell in others] == [
         *("discount=0.9", "", "delay=1, edge_bits=4", "delay=25000")
     ]
@@ -143,14 +159,15 @@ def test_quarls_matrix_is_whole_and_classic_its_part_without_games(tmp_path: Pat
         published = {(row["algo"], row["task"]) for row in csv.DictReader(file)}
     quarl, classic = (read(STUDIES / f"{name}.yaml") for name in ("quarl", "classic"))
     cells = {
-        (cell.base.algo, re.sub(r"(Env|NoFrameskip)?-v\d+$", "", cell.base.env_id)): cell
+        (run.algo, re.sub(r"(Env|NoFrameskip)?-v\d+$", "", run.env_id)): cell
         for cell in quarl.cells
+        for run in cell.references[:1]
     }
     assert cells.keys() == published
     for (algo, _), cell in cells.items():
-        assert {"fp32", "fp16", "int8", "ptq_w8"} <= set(cell.schemes)
+        assert {"fp32", "fp16", "int8", "ptq_w8"} <= set(schemes_of(cell))
         bits = [] if algo == "dqn" else [8, 7, 6, 5, 4, 3, 2]
-        assert ([q.bits for q in cell.quantizations], cell.seeds) == (bits, (0, 1, 2))
+        assert ([q.bits for q in quantizations_of(cell)], seeds_of(cell)) == (bits, [0, 1, 2])
     statuses = plan(Workspace(tmp_path), quarl)
     assert len({(s.run.run_id, s.scheme.name) for s in statuses}) == len(statuses) > 350
     assert {status.state for status in statuses} == {State.MISSING}
