@@ -29,6 +29,7 @@ from quarl_tf.evaluation.blame import blame
 from quarl_tf.export import boards, c_source
 from quarl_tf.export.adopt import adopt
 from quarl_tf.export.ptq import quantize
+from quarl_tf.foundation import provenance
 from quarl_tf.foundation.display import progress_bar, spinner
 from quarl_tf.foundation.errors import GateError, QuarlError, UsageError
 from quarl_tf.foundation.files import read_json, write_csv, write_json
@@ -45,9 +46,6 @@ from quarl_tf.training import checkpoint
 
 #: The shelf, to which policies of the package are copied.
 _SHELF = Path("tflite_models")
-
-#: A warning is given for a precision that is slower than float32 by this factor.
-_SLOW_FACTOR = 1.5
 
 
 class _Console(Console):
@@ -508,18 +506,13 @@ def _warn_renamed(given_id: str, current_id: str) -> None:
 
 
 def _warn_slow(used_presets: Iterable[Preset]) -> None:
-    precisions = {preset.precision for preset in used_presets} - {"float32"}
-    if not precisions:
-        return
-    from quarl_tf.networks.precision import slowdown
-
-    for precision in sorted(precisions):
-        if (factor := slowdown(precision)) > _SLOW_FACTOR:
-            _warn(
-                f"on this machine a convolution's gradient takes {factor:.1f} times as long in "
-                f"{precision}, the precision of the hidden layers, as in float32; to train in "
-                "float32 give --precision float32 (in a study, overrides)."
-            )
+    precisions = {preset.precision for preset in used_presets}
+    if "bfloat16" in precisions and "bf16" not in provenance.processor():
+        _warn(
+            "this processor has no instructions for bfloat16, the precision of the hidden layers, "
+            "and is much slower in it than in float32; to train in float32 give "
+            "--precision float32 (in a study, overrides)."
+        )
 
 
 def _read_study(path: Path) -> Study:

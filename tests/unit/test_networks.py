@@ -14,7 +14,7 @@ from samples import refused, seen, statistics
 from quarl_tf import networks
 from quarl_tf.environments import EnvSpec
 from quarl_tf.foundation.keras import keras
-from quarl_tf.networks import Design, Weights, acting, build_actor, build_policy, precision
+from quarl_tf.networks import Design, Weights, acting, build_actor, build_policy
 from quarl_tf.networks.inference import Snapshot, forward
 from quarl_tf.spec.architectures import Architecture, Convolution, architecture
 
@@ -259,15 +259,3 @@ def test_normaliser_cuts_off_at_five_deviations() -> None:
     # A constant feature is not amplified.
     statistics(np.full((50, 3), 7, np.float32)).apply_to([network])
     assert np.abs(layer(np.full((1, 3), 7.001, np.float32)).numpy()).max() < 0.11
-
-
-def test_a_precision_is_measured_against_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    durations = iter([[0.8, 0.6, 0.9, 0.7], [0.3, 0.5, 0.2, 0.4]])
-
-    def repeat(function: Any, number: int, repeat: int) -> list[float]:
-        assert function().shape == (8, 8, 4, 32)
-        assert (number, repeat) == (1, 4)
-        return next(durations)
-
-    monkeypatch.setattr(precision.timeit, "repeat", repeat)
-    assert precision.slowdown("bfloat16") == pytest.approx(0.6 / 0.2)
