@@ -33,8 +33,8 @@ def pack(content: bytes, grids: Sequence[tuple[int, bool]]) -> bytes:
         from litert_quantizer import algorithm_manager, qtyping, quantizer, recipe_manager
     except ImportError as error:
         raise QuarlError(
-            "int4 needs litert-quantizer; install it with `pip install litert-quantizer`. "
-            f"Received: {error}"
+            "int4 needs litert-quantizer; install it in the folder of quarl_tf: "
+            f"pip install '.[int4]'. Received: {error}"
         ) from error
     recipe, graph = recipe_manager.RecipeManager(), Graph(content)
     for layer, (bits, per_channel) in zip(graph.layers().values(), grids, strict=True):

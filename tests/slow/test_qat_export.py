@@ -295,4 +295,4 @@ def test_wrong_steps_are_refused(bench: Bench) -> None:
 
 def test_without_the_library_the_message_says_what_to_install(monkeypatch: Patch) -> None:
     monkeypatch.setitem(sys.modules, "litert_quantizer", None)
-    assert "`pip install litert-quantizer`. Received: " in refused(int4.pack, b"", [])
+    assert "pip install '.[int4]'. Received: " in refused(int4.pack, b"", [])
