@@ -205,8 +205,8 @@ def _row(artifact: Path, comparison: Comparison | None, args: Namespace) -> dict
     }
 
 
-def random_warning(artifact: Path, args: Namespace) -> str:
-    """Return a warning where the fp32 of a file is not shown to be better than chance, else ""."""
+def random_note(artifact: Path, args: Namespace) -> str:
+    """Return a note where the fp32 of a file is not shown to be better than chance, else ""."""
     sidecar = Sidecar.load(sidecar_path(artifact))
     fp32, run = reference_path(artifact, sidecar), Run.from_dict(sidecar.run).plain
     path = evaluation_path(fp32, args.chance)
@@ -217,9 +217,9 @@ def random_warning(artifact: Path, args: Namespace) -> str:
     if random is None or not compare.is_as_random(evaluation, random):
         return ""
     return (
-        f"the fp32 policy of {run.run_id} is not shown to earn more than a random one, so it has "
-        "little to lose: train it longer or, if others trained it, check its inputs and outputs. "
-        f"Received: {fmean(evaluation.returns):.4g}, random {fmean(random.returns):.4g}"
+        f"note: fp32 of {run.run_id} ({fmean(evaluation.returns):.4g}) is not shown to earn more "
+        f"than a random policy ({fmean(random.returns):.4g}) and has little to lose; train it "
+        "longer or, if others trained it, check its inputs and outputs"
     )
 
 

@@ -622,8 +622,8 @@ def _evaluate_all(args: argparse.Namespace, artifacts: Sequence[Path]) -> None:
     for folder in dict.fromkeys(path.parent for path in artifacts):
         siblings = [path for path in artifacts if path.parent == folder]
         _console.print(summary.results_table(siblings, args))
-        if warning := summary.random_warning(siblings[0], args):
-            _warn(warning)
+        if note := summary.random_note(siblings[0], args):
+            _say(note)
 
 
 _VERBS: Mapping[str, Callable[[argparse.Namespace], None]] = {

@@ -387,9 +387,9 @@ def test_what_is_missing_is_not_called_none(workspace: Workspace) -> None:
 def test_the_terminal_warns_of_a_policy_that_is_no_better_than_chance(workspace: Workspace) -> None:
     run, args = add_run(workspace), Namespace(chance=GREEDY, episodes=EPISODES, margin=2.0)
     int8 = workspace.artifact(run.run_id, "int8")
-    assert summary.random_warning(int8, args) == ""
+    assert summary.random_note(int8, args) == ""
     evaluate(workspace, run, "fp32", returns_of("random"))
-    assert run.run_id in summary.random_warning(int8, args)
+    assert run.run_id in summary.random_note(int8, args)
 
 
 def test_the_terminal_shows_small_returns_with_their_digits(workspace: Workspace) -> None:
