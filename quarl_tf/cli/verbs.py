@@ -423,10 +423,16 @@ def _inspect(args: argparse.Namespace) -> None:
     _console.print(table)
     if fits:
         _console.print(summary.boards_table(args.board, fits))
+    if fits and all(fit.lacking for fit in fits):  # Which no room replaces.
+        raise GateError(
+            "No runtime for this board has all operators of the policy; quantise it to int8 unless "
+            "it is, or train or adopt one with ReLU or tanh. "
+            f"Received: board={args.board!r}, lacking {', '.join(fits[0].lacking)}"
+        )
     if fits and not any(fit.holds for fit in fits):
         raise GateError(
-            "This board does not hold the policy; quantise it to int8, or take a smaller network "
-            f"or another board. Received: board={args.board!r}"
+            "This board does not hold the policy; quantise it to int8 unless it is, or take a "
+            f"smaller network or another board. Received: board={args.board!r}"
         )
 
 

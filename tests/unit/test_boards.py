@@ -42,7 +42,7 @@ def test_c_takes_its_constants_code_buffers_and_ends() -> None:
     assert boards.fits(LANDER, "pico") == boards.fits(LANDER, "rp2040")
 
 
-def test_missing_operators_are_named(artifacts: Artifacts, tmp_path: Path) -> None:
+def test_missing_operators_are_named(artifacts: Artifacts, tmp_path: Path, capsys: Capsys) -> None:
     dynamic, half = ["FULLY_CONNECTED of float32 by int8"], ["DEQUANTIZE of float16"]
     lacking = {"fp32": [], "int8": [], "fp16": half, "dynamic_int8": dynamic}
     for scheme, names in lacking.items():
@@ -59,6 +59,8 @@ def test_missing_operators_are_named(artifacts: Artifacts, tmp_path: Path) -> No
     assert (c.taken, c.lacking) == (None, ["a sidecar (quarl adopt)"])
     foreign.with_suffix(".json").write_text('{"env_id": "LunarLander-v3", "head": "logits"}')
     assert boards.fits(foreign, "esp32") == [micro, c]
+    line = refusal(capsys, "inspect", str(foreign), "--board", "esp32", code=3)
+    assert "lacking ATAN2 of float32\n" in line
 
 
 def test_inspect_shows_what_fits(tmp_path: Path, monkeypatch: Patch, capsys: Capsys) -> None:
@@ -67,7 +69,7 @@ def test_inspect_shows_what_fits(tmp_path: Path, monkeypatch: Patch, capsys: Cap
     assert main([*words, "uno"]) == 3
     captured = capsys.readouterr()
     assert "does not fit" in captured.out
-    assert captured.err.endswith("Received: board='uno'\n")
+    assert captured.err.endswith("another board. Received: board='uno'\n")
     assert "did you mean nano33ble or " in refusal(capsys, *words, "nano33bel")
     monkeypatch.setitem(sys.modules, "mcufit.boards.yaml_repo", None)
     assert "pip install '.[boards]'" in refusal(capsys, *words, "pico", code=1)
