@@ -168,6 +168,11 @@ class _Writer:
         layers = {id(operator): name for name, operator in graph.layers().items()}
         writers = _FIXED_OPERATORS if fixed else _OPERATORS
         operators, kinds = list(graph.operators), list(audit.operators)
+        suffix = " in fixed point" * fixed
+        known = {*writers, *_REFINED, *_SUMMED}
+        # Before the chain is followed, which such an operator may break.
+        if others := [kind for kind in dict.fromkeys(kinds) if kind not in known]:
+            raise _refusal(", ".join(others) + suffix)
         while operators:
             if kinds[: len(_REFINED)] == _REFINED:
                 self._refine(operators[: len(_REFINED)])
@@ -178,9 +183,7 @@ class _Writer:
                 continue
             operator, kind = operators.pop(0), kinds.pop(0)
             if kind not in writers or (kind == "FULLY_CONNECTED float32" and not self.products):
-                known = {*writers, *_REFINED, *_SUMMED}
-                others = [kind, *(k for k in kinds if k not in known)]
-                raise _refusal(", ".join(dict.fromkeys(others)) + " in fixed point" * fixed)
+                raise _refusal(kind + suffix)
             activation = fused_activation(operator)
             self._relu = activation == RELU and id(operator) in layers
             sources = [i for i in operator.inputs if i >= 0 and self._tensors[i].data is None]

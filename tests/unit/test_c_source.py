@@ -10,6 +10,7 @@ import compiled
 import gymnasium as gym
 import numpy as np
 import pytest
+from ai_edge_litert.schema_py_generated import BuiltinOperator
 from samples import Artifacts, Capsys, Copy, Patch, printed, refusal
 
 from quarl_tf.export import c_source
@@ -144,6 +145,11 @@ def test_unfit_policies_are_named(artifacts: Artifacts, tmp_path: Path, capsys: 
     padded = Graph(PONG.read_bytes())
     padded.operators[1].builtinOptions.padding = 0
     padded_file = compiled.described(padded.pack(), PONG, tmp_path / "padded.tflite")
+    branched = Graph(CARTPOLE.read_bytes())
+    branched.operators[1].inputs[0] = branched.inputs[0]
+    power = branched.model.operatorCodes[branched.operators[2].opcodeIndex]
+    power.builtinCode = BuiltinOperator.POW
+    branched_file = compiled.described(branched.pack(), CARTPOLE, tmp_path / "branched.tflite")
     several = CARTPOLE.read_bytes(), CARTPOLE, tmp_path / "several.tflite"
     several_file = compiled.described(*several, head="logits", num_actions=[1, 1])
     far = Graph(CARTPOLE.read_bytes())
@@ -153,6 +159,7 @@ def test_unfit_policies_are_named(artifacts: Artifacts, tmp_path: Path, capsys: 
         (artifacts["fp32"], "Received: FULLY_CONNECTED float32"),
         (artifacts["int8_io"], "Received: input=int8, output=int8"),
         (padded_file, "Received: CONV_2D int8 with padding"),
+        (branched_file, "Received: POW float32\n"),
         (several_file, "num_actions=[1, 1]"),
         (far_file, "Received: feature 1, which Q16.16 does not hold", "--no-float"),
         (artifacts["fp32"], "FULLY_CONNECTED float32 in fixed point", "--no-float"),
