@@ -32,7 +32,7 @@ from quarl_tf.export.ptq import quantize
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.display import progress_bar, spinner
 from quarl_tf.foundation.errors import GateError, QuarlError, UsageError
-from quarl_tf.foundation.files import read_json, write_csv, write_json
+from quarl_tf.foundation.files import read_json, require_writable, write_csv, write_json
 from quarl_tf.presets import Preset, tables
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
@@ -221,6 +221,8 @@ def _evaluate(args: argparse.Namespace) -> None:
 
 def _bench(args: argparse.Namespace) -> None:
     artifacts = _artifacts(args, args.artifacts, read_only=not args.save)
+    if args.json is not None:
+        require_writable(args.json.parent)  # Before the calls are timed.
     with progress_bar("bench") as update:
         measurements = bench(artifacts, args.calls, update)
     _console.print(summary.bench_table(measurements))

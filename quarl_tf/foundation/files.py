@@ -49,8 +49,9 @@ def sync(path: Path) -> None:
 
 
 def require_writable(folder: Path) -> None:
-    """Raise a QuarlError for a folder in which no file can be written."""
+    """Create a folder; a QuarlError where no file can be written in it."""
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:

@@ -37,7 +37,10 @@ def test_files_are_timed_in_turns(tmp_path: Path, capsys: Capsys, monkeypatch: P
     monkeypatch.setattr(benches.Policy, "load", recorded)
     target = tmp_path / "new/bench.json"
     words = ("bench", str(CART_POLE), str(CAR), "--calls", "20", "--json", str(target))
+    blocked = f"{CART_POLE}/bench.json"
+    assert f"Cannot write {CART_POLE}" in refusal(capsys, *words[:-1], blocked, code=1)
     output = printed(capsys, *words)
+    # Nothing was timed for the other.
     assert order == [CART_POLE, CAR, *[CART_POLE, CART_POLE, CAR, CAR] * 5]
     assert all(text in output for text in ("threads: 1", "threads: 2", "as C", str(target)))
     measurements = json.loads(target.read_text())
