@@ -42,6 +42,12 @@ _FLOAT_FILE = {"float32", "float16", "int32", "int64", "bool"}
 #: Suffixes of Keras files.
 _KERAS = (".keras", ".h5", ".hdf5")
 
+#: Ways to a file that is adopted, by the suffixes of others.
+_CONVERSIONS = {
+    ".zip": "convert it with examples/from_sb3.py",
+    **dict.fromkeys((".onnx", ".pt", ".pth"), "convert the PyTorch module with litert_torch"),
+}
+
 
 def adopt(
     workspace: Workspace,
@@ -61,6 +67,7 @@ def adopt(
     are None; the default name is the hash of the flatbuffer. `schemes` are those of a later export.
     A QuarlError where it does not fit its environment, cannot be run, or a scheme needs a training.
     """
+    _require_format(file)
     file = file.resolve() if file.is_dir() else file  # The current folder has a name as well.
     source = sidecar_path(file)
     fields = read_json(source) if source.exists() else {}
@@ -100,6 +107,15 @@ def adopt(
     check = _in_a_child(crash, _play, content, sidecar, modules)
     write_artifact(target, content, replace(sidecar, check=check))
     return run
+
+
+def _require_format(file: Path) -> None:
+    """Refuse a file of another format, by its suffix."""
+    if conversion := _CONVERSIONS.get(file.suffix):
+        raise UsageError(
+            f"A policy is adopted from TFLite or Keras; {conversion} "
+            f"(docs/guide/bring-your-own.md). Received: {file}"
+        )
 
 
 def _require_same(target: Path, sidecar: Sidecar) -> None:

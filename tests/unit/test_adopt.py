@@ -136,6 +136,13 @@ def test_only_floats_are_adopted(artifacts: Artifacts, file: Path, capsys: Capsy
     shutil.copy(artifacts["int8"], "other.tflite")
     assert "constants of int8" in refusal(capsys, "adopt", "other.tflite", *MINE)
     assert "No such file" in refusal(capsys, "adopt", "none.tflite", *MINE, code=1)
+    for name, advice in (
+        ("model.zip", "convert it with examples/from_sb3.py"),
+        ("policy.onnx", "convert the PyTorch module with litert_torch"),
+        ("policy.pt", "convert the PyTorch module with litert_torch"),
+    ):
+        Path(name).write_bytes(b"of others")
+        assert advice in refusal(capsys, "adopt", name, *MINE)
     shutil.copy(artifacts["fp16"], file)
     printed(capsys, "adopt", str(file), *MINE, "--schemes", "int8", "--episodes", "1")
     assert "float16" not in Policy.load(FOLDER / "fp32.tflite").sidecar.tensor_dtypes
