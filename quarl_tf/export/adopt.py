@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import warnings
+import zipfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -110,11 +111,17 @@ def adopt(
 
 
 def _require_format(file: Path) -> None:
-    """Refuse a file of another format, by its suffix."""
+    """Refuse a file of another format, by its suffix, and a damaged archive of Keras."""
     if conversion := _CONVERSIONS.get(file.suffix):
         raise UsageError(
             f"A policy is adopted from TFLite or Keras; {conversion} "
             f"(docs/guide/bring-your-own.md). Received: {file}"
+        )
+    # Keras says of such a file that it is not found.
+    if file.suffix == ".keras" and file.is_file() and not zipfile.is_zipfile(file):
+        raise QuarlError(
+            f"{file} is truncated or not a .keras file; save it again. "
+            f"Received: {file.stat().st_size} bytes"
         )
 
 

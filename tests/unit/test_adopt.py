@@ -143,6 +143,8 @@ def test_only_floats_are_adopted(artifacts: Artifacts, file: Path, capsys: Capsy
     ):
         Path(name).write_bytes(b"of others")
         assert advice in refusal(capsys, "adopt", name, *MINE)
+    Path("text.keras").write_text("text")
+    assert "text.keras is truncated" in refusal(capsys, "adopt", "text.keras", *MINE, code=1)
     shutil.copy(artifacts["fp16"], file)
     printed(capsys, "adopt", str(file), *MINE, "--schemes", "int8", "--episodes", "1")
     assert "float16" not in Policy.load(FOLDER / "fp32.tflite").sidecar.tensor_dtypes
