@@ -7,6 +7,7 @@ environment: a normaliser belongs inside the flatbuffer, a stack of frames into 
 import contextlib
 import multiprocessing
 import os
+import re
 import signal
 import warnings
 import zipfile
@@ -260,9 +261,17 @@ def _converted_model(file: Path, shape: tuple[int, ...], dtype: str) -> bytes:
         except Exception as error:  # A foreign file may raise anything.
             raise QuarlError(
                 f"{file} does not load as a function of one observation, {dtype} {[1, *shape]}; "
-                f"save it as one, of Keras's own layers. Received: {one_line(error)[:300]}"
+                "save it as one, of Keras's own layers without Python code. "
+                f"Received: {_cause(error)}"
             ) from error
     return converter.converted(model_converter)
+
+
+def _cause(error: Exception) -> str:
+    """Return a message without the frames of a traceback, colours and advice on arguments."""
+    text = re.sub(r"\x1b\[\d+m", "", str(error)).strip().rpartition("\n\n")[2]
+    text = text.partition(" If you trust")[0]  # Keras names an argument that no command has.
+    return one_line(Exception(text or type(error).__name__))[:300]
 
 
 def _in_a_child(crash: str, work: Callable[..., Any], *arguments: Any) -> Any:

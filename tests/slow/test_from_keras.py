@@ -25,8 +25,8 @@ else:
     import keras
 layers = keras.layers
 
-def save(name, *middle, outputs=1):
-    inputs = keras.Input((4,))
+def save(name, *middle, outputs=1, features=4):
+    inputs = keras.Input((features,))
     hidden = layers.Dense(8, "tanh")(inputs)
     for layer in middle:
         hidden = layer(hidden)
@@ -43,6 +43,7 @@ if sys.argv[1] == "3":
     for name in ("lambda.keras", "lambda.h5"):
         save(name, layers.Lambda(lambda x: 2 * x))
     save("several.keras", outputs=2)
+    save("wide.keras", features=5)
     with open("of_3.keras", "rb") as sound, open("damaged.keras", "wb") as damaged:
         damaged.write(sound.read()[:-500])
 """
@@ -80,6 +81,7 @@ def test_a_model_of_keras_becomes_a_run(models: Path, file: str) -> None:
     [
         ("lambda.keras", 1, "`Lambda` layer"),
         ("lambda.h5", 1, "`Lambda` layer"),
+        ("wide.keras", 1, "expected shape=(None, 5), found shape=(1, 4)\n"),
         ("several.keras", 2, "one output, float32 [1, 2]. Received: input float32 [1, 4]; output"),
         ("damaged.keras", 1, "damaged.keras is truncated or not a .keras file"),
         ("program", 2, "give --trust if you trust it. Received: program"),
@@ -87,5 +89,7 @@ def test_a_model_of_keras_becomes_a_run(models: Path, file: str) -> None:
 )
 @pytest.mark.usefixtures("models")
 def test_other_files_are_refused(capsys: Capsys, file: str, code: int, message: str) -> None:
-    assert message in refusal(capsys, "adopt", file, *OPTIONS, "none", code=code)
+    line = refusal(capsys, "adopt", file, *OPTIONS, "none", code=code)
+    assert message in line
+    assert "safe_mode" not in line  # No command has it.
     assert not Path("tflite_models/CartPole-v1/adopted/s0-none").exists()
