@@ -8,7 +8,6 @@ import flatbuffers
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
-from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.quantization.grid import Array, Grid
 from quarl_tf.runtime.flatbuffer import IDENTIFIER
 
@@ -110,12 +109,9 @@ class Graph:
         shape = () if tensor.shape is None else tensor.shape
         return np.frombuffer(bytes(data), np.float32).reshape(shape)
 
-    def kernel_and_bias(self, layer: Any) -> tuple[Array, Array | None]:
-        """Return the float32 constants of a layer; a QuarlError where the kernel is none."""
+    def kernel_and_bias(self, layer: Any) -> tuple[Array | None, Array | None]:
+        """Return the float32 constants of a layer; None for what is missing or no such constant."""
         kernel, bias = (self.constant(index) for index in [*layer.inputs, -1][1:3])
-        if kernel is None:
-            name = self.tensors[layer.inputs[1]].name.decode()
-            raise QuarlError(f"Kernels are quantised from float32 constants. Received: {name!r}")
         return kernel, bias
 
     def set_constant(self, index: int, values: Array) -> None:

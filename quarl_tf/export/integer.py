@@ -14,6 +14,7 @@ import numpy as np
 from quarl_tf.export.activations import ranges
 from quarl_tf.export.graph import BETWEEN_ONES, LAYERS, UINT8, UNIT_STEP, Graph, fused_activation
 from quarl_tf.export.rounding import round_kernel
+from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.quantization.grid import BYTE, Array, Grid, grid_between, own_grid, snap
 from quarl_tf.spec import LayerFormat, Recipe, TensorFormat
 
@@ -123,6 +124,8 @@ class _Writer:
         graph = self._graph
         source = self._integer(operator.inputs[0])
         kernel, bias = graph.kernel_and_bias(operator)
+        if kernel is None:
+            raise QuarlError(f"Kernels of int8 layers are constants. Received: layer={layer!r}")
         name, steps = graph.name(operator), self._steps[layer]
         per_channel = name == "CONV_2D" or weights.per_channel
         codes, scales = coded(kernel, weights, per_channel=per_channel, steps=steps)

@@ -135,6 +135,8 @@ def _passes_factors(graph: Graph, first: Any, second: Any) -> bool:
 
 def _equalise(graph: Graph, first: Any, second: Any) -> None:
     (kernel, bias), (next_kernel, _) = (graph.kernel_and_bias(layer) for layer in (first, second))
+    if kernel is None or next_kernel is None:
+        return
     peak = np.abs(kernel).reshape(len(kernel), -1).max(axis=1)
     if bias is not None:
         peak = np.maximum(peak, bias / _MOST_BIAS)
@@ -148,6 +150,8 @@ def _equalise(graph: Graph, first: Any, second: Any) -> None:
 def _scale(graph: Graph, first: Any, second: Any, factor: Array) -> None:
     """Divide a layer's outputs by a factor for each channel, by which the next layer multiplies."""
     (kernel, bias), (next_kernel, _) = (graph.kernel_and_bias(layer) for layer in (first, second))
+    if kernel is None or next_kernel is None:
+        return
     graph.set_constant(first.inputs[1], kernel / factor.reshape(-1, *[1] * (kernel.ndim - 1)))
     if bias is not None:
         graph.set_constant(first.inputs[2], bias / factor)
@@ -169,9 +173,9 @@ def smoothed(content: bytes, observations: Array) -> bytes:
             peak = np.abs(values).reshape(-1, values.shape[-1]).max(axis=0)
             peaks[index] = np.maximum(peaks.get(index, 0), peak)
     for first, second in pairwise(layers):
-        if not _passes_factors(graph, first, second):
+        peak, next_kernel = peaks[first.outputs[0]], graph.constant(second.inputs[1])
+        if next_kernel is None or not _passes_factors(graph, first, second):
             continue
-        peak, (next_kernel, _) = peaks[first.outputs[0]], graph.kernel_and_bias(second)
         next_peak = np.abs(next_kernel).reshape(-1, len(peak)).max(axis=0)
         nonzero = (peak > 0) & (next_peak > 0)
         loudness = np.maximum(peak, _QUIETEST * peak.max())[nonzero]
@@ -192,8 +196,8 @@ def widened(content: bytes, observations: Array) -> bytes:
     layer = next(iter(graph.layers().values()))
     scaling = next((op for op in graph.operators if graph.name(op) == "MUL"), None)
     scale = graph.constant(scaling.inputs[1]) if scaling is not None else None
-    kernel, _ = graph.kernel_and_bias(layer)
-    if scaling is None or scale is None or kernel.shape[1:] != (scale.size,):
+    kernel = graph.constant(layer.inputs[1])
+    if scaling is None or scale is None or kernel is None or kernel.shape[1:] != (scale.size,):
         return content
     if graph.readers(scaling.outputs[0]) > 1 or graph.readers(layer.inputs[0]) > 1:
         return content
@@ -222,8 +226,8 @@ def refined(content: bytes, observations: Array) -> bytes:
     """
     graph = Graph(content)
     layer = next(iter(graph.layers().values()))
-    source, (kernel, _) = layer.inputs[0], graph.kernel_and_bias(layer)
-    if not graph.takes_floats or kernel.ndim != 2:
+    source, kernel = layer.inputs[0], graph.constant(layer.inputs[1])
+    if not graph.takes_floats or kernel is None or kernel.ndim != 2:
         return content
     size, shape = kernel.shape[1], tuple(graph.tensors[source].shape)
     if shape[-1] != size:
@@ -264,7 +268,7 @@ def spread(content: bytes, observations: Array) -> bytes:
     layers = graph.layers()
     layer = layers["head"]
     kernel, bias = graph.kernel_and_bias(layer)
-    if graph.takes_floats or not separable(graph) or kernel.ndim != 2:
+    if graph.takes_floats or not separable(graph) or kernel is None or kernel.ndim != 2:
         return content
     head, size = layer.outputs[0], len(kernel)
     # The name of a spread head is that of the last layer, if no other has so many outputs.

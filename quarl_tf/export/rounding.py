@@ -24,7 +24,7 @@ def round_kernel(
     change nothing and give None.
     """
     kernel, bias = graph.kernel_and_bias(layer)
-    if form is None or form.rounding != "gptq":
+    if kernel is None or form is None or form.rounding != "gptq":
         return None
     inputs, weights = kernel_inputs(graph, layer, observations), kernel.reshape(len(kernel), -1)
     rounded, grid = gptq(weights, inputs, form)
@@ -38,7 +38,7 @@ def round_kernel(
 def fit_kernel(graph: Graph, layer: Any, observations: Array, float_inputs: Array) -> None:
     """Fit a layer to compute from its rounded inputs what it computed from those in float."""
     kernel, bias = graph.kernel_and_bias(layer)
-    if bias is not None:
+    if kernel is not None and bias is not None:
         inputs = kernel_inputs(graph, layer, observations)
         weights, shift = fitted(kernel.reshape(len(kernel), -1), inputs, float_inputs)
         graph.set_constant(layer.inputs[1], weights.reshape(kernel.shape))

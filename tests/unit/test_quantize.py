@@ -136,8 +136,6 @@ def test_other_schemes_and_files_are_refused(artifacts: Artifacts) -> None:
         message = refused(quantize, artifacts[name], Scheme.parse(scheme), error=UsageError)
         assert f"scheme='{received}'" in message
     assert "identifier" in refused(quantized, b"none", Scheme.parse("ptq_w4"))
-    words = artifacts["int8"].read_bytes(), Scheme.parse("ptq_opt_w4"), np.ones((3, 4), np.float32)
-    assert "float32 constants" in refused(quantized, *words)
     content, scheme = artifacts["fp32"].read_bytes(), Scheme.parse("ptq_w2-hiden_0=4")
     assert "hidden_0" in refused(quantized, content, scheme, error=UsageError)
 
