@@ -37,7 +37,9 @@ def results_table(artifacts: Sequence[Path], args: Namespace) -> Table:
     episodes = f"{counts.pop()} episodes, the same for every scheme" if len(counts) == 1 else ""
     title = f"{escape(run_id)}: {', '.join(filter(None, (episodes, args.chance.words)))}"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
-    rows = [_row(*pair, args) for pair in zip(artifacts, comparisons, strict=True)]
+    means = [abs(comparison.reference_mean) for comparison in comparisons if comparison]
+    digits = _digits(max(means, default=0))
+    rows = [_row(*pair, args, digits) for pair in zip(artifacts, comparisons, strict=True)]
     for name in rows[0]:
         justify: JustifyMethod = "left" if name in ("scheme", "verdict") else "right"
         wraps = name == "verdict" or "95 %" in name
@@ -178,12 +180,13 @@ def doctor_table(findings: Sequence[Finding]) -> Table:
     return table
 
 
-def _row(artifact: Path, comparison: Comparison | None, args: Namespace) -> dict[str, str]:
+def _row(
+    artifact: Path, comparison: Comparison | None, args: Namespace, digits: int
+) -> dict[str, str]:
     sidecar = Sidecar.load(sidecar_path(artifact))
     evaluation = Evaluation.load(evaluation_path(artifact, args.chance)).first(args.episodes)
     latency = (evaluation.latency_us or {}).get("median")
     returns = comparison.returns if comparison else compare.mean_return(evaluation)
-    digits = _digits(returns.mean)
     error, difference, verdict = "", "", "no fp32 to compare with"
     if comparison is not None and comparison.scheme == REFERENCE:
         verdict = "reference"
@@ -210,7 +213,7 @@ def random_note(artifact: Path, args: Namespace) -> str:
     sidecar = Sidecar.load(sidecar_path(artifact))
     fp32, run = reference_path(artifact, sidecar), Run.from_dict(sidecar.run).plain
     path = evaluation_path(fp32, args.chance)
-    if not path.exists():
+    if not path.exists() or _comparison(artifact, args) is None:
         return ""
     evaluation = Evaluation.load(path).first(args.episodes)
     random = state.baseline(fp32.with_name(f"{BASELINE}.tflite"), run, evaluation.seeds)
@@ -266,8 +269,8 @@ def _comparison(artifact: Path, args: Namespace) -> Comparison | None:
 
 
 def _digits(mean: float) -> int:
-    """Return the decimals that show a return, and a hundredth of it: two from ten on."""
-    return 2 if abs(mean) >= 10 or mean == 0 else min(3 - math.floor(math.log10(abs(mean))), 9)
+    """Return the decimals that show a positive mean, and a hundredth of it: two from ten on."""
+    return 2 if mean >= 10 or mean == 0 else min(3 - math.floor(math.log10(mean)), 9)
 
 
 def _limits_text(interval: Interval, digits: int, sign: str = "") -> str:

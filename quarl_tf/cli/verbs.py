@@ -186,7 +186,7 @@ def _export_c(args: argparse.Namespace, schemes: Sequence[str] | None) -> None:
 
 
 def _adopt(args: argparse.Namespace) -> None:
-    if args.file.is_dir() and (args.file / "saved_model.pb").exists() and not args.trust:
+    if any(args.file.glob("saved_model.*")) and not args.trust:
         raise UsageError(
             "A SavedModel is a program, which runs when it is converted; give --trust if you trust "
             f"it. Received: {args.file}"
@@ -428,13 +428,13 @@ def _inspect(args: argparse.Namespace) -> None:
     if fits and all(fit.lacking for fit in fits):  # Which no room replaces.
         raise GateError(
             "No runtime for this board has all operators of the policy; quantise it to int8 unless "
-            "it is, or train or adopt one with ReLU or tanh. "
+            "it already is, or train or adopt one with ReLU or tanh. "
             f"Received: board={args.board!r}, lacking {', '.join(fits[0].lacking)}"
         )
     if fits and not any(fit.holds for fit in fits):
         raise GateError(
-            "This board does not hold the policy; quantise it to int8 unless it is, or take a "
-            f"smaller network or another board. Received: board={args.board!r}"
+            "This board does not hold the policy; quantise it to int8 unless it already is, or "
+            f"take a smaller network or another board. Received: board={args.board!r}"
         )
 
 
@@ -515,10 +515,10 @@ def _warn_renamed(given_id: str, current_id: str) -> None:
 
 def _warn_slow(used_presets: Iterable[Preset]) -> None:
     precisions = {preset.precision for preset in used_presets}
-    if "bfloat16" in precisions and "bf16" not in provenance.processor():
+    if "bfloat16" in precisions and not provenance.processor().endswith("bf16"):
         _warn(
             "this processor has no instructions for bfloat16, the precision of the hidden layers, "
-            "and is much slower in it than in float32; to train in float32 give "
+            "and is usually many times slower in it than in float32; to train in float32 give "
             "--precision float32 (in a study, overrides)."
         )
 
@@ -631,7 +631,7 @@ def _evaluate_all(args: argparse.Namespace, artifacts: Sequence[Path]) -> None:
         siblings = [path for path in artifacts if path.parent == folder]
         _console.print(summary.results_table(siblings, args))
         if note := summary.random_note(siblings[0], args):
-            _say(note)
+            _console.print(note, markup=False)
 
 
 _VERBS: Mapping[str, Callable[[argparse.Namespace], None]] = {

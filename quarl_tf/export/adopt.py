@@ -112,11 +112,16 @@ def adopt(
 
 
 def _require_format(file: Path) -> None:
-    """Refuse a file of another format, by its suffix, and a damaged archive of Keras."""
+    """Refuse a file of another format, and what is no SavedModel or Keras file by its content."""
     if conversion := _CONVERSIONS.get(file.suffix):
         raise UsageError(
             f"A policy is adopted from TFLite or Keras; {conversion} "
             f"(docs/guide/bring-your-own.md). Received: {file}"
+        )
+    if file.is_dir() and not any(file.glob("saved_model.*")):
+        raise UsageError(
+            f"A folder is adopted if it is a SavedModel; name one, or a file. Received: {file}, "
+            "without a saved_model.pb"
         )
     # Keras says of such a file that it is not found.
     if file.suffix == ".keras" and file.is_file() and not zipfile.is_zipfile(file):
@@ -269,9 +274,10 @@ def _converted_model(file: Path, shape: tuple[int, ...], dtype: str) -> bytes:
 
 def _cause(error: Exception) -> str:
     """Return a message without the frames of a traceback, colours and advice on arguments."""
-    text = re.sub(r"\x1b\[\d+m", "", str(error)).strip().rpartition("\n\n")[2]
+    text = re.sub(r"\x1b\[\d+m", "", str(error))
+    text = re.split(r"\n\s*\n\s*Arguments received by", text)[0].strip().rpartition("\n\n")[2]
     text = text.partition(" If you trust")[0]  # Keras names an argument that no command has.
-    return one_line(Exception(text or type(error).__name__))[:300]
+    return " ".join(text.split())[:300] or type(error).__name__
 
 
 def _in_a_child(crash: str, work: Callable[..., Any], *arguments: Any) -> Any:

@@ -170,6 +170,8 @@ class _Writer:
         operators, kinds = list(graph.operators), list(audit.operators)
         suffix = " in fixed point" * fixed
         known = {*writers, *_REFINED, *_SUMMED}
+        if not any(kind.endswith(" int8") for kind in kinds):  # A float file.
+            known -= {"FULLY_CONNECTED float32"}
         # Before the chain is followed, which such an operator may break.
         if others := [kind for kind in dict.fromkeys(kinds) if kind not in known]:
             raise _refusal(", ".join(others) + suffix)

@@ -24,7 +24,7 @@ def notes_on(cell: CellResults) -> Iterator[dict[str, Any]]:
             counts = {"run": run_id, "games": len(returns), "different": len(set(returns))}
             yield {"key": "repeated_games", **counts, "effective_n": round(effective_n, 1)}
         game = reference.evaluation.protocol.game or {}
-        if game.get("sticky_actions") and len(set(returns)) == 1:
+        if game.get("sticky_actions") and len(set(returns)) == 1 and len(returns) >= MIN_EPISODES:
             yield {"key": "one_return", "run": run_id, "value": returns[0]}
         random = reference.baseline
         if random is not None and compare.is_as_random(reference.evaluation, random):

@@ -205,7 +205,9 @@ def require_possible(run: Run, schemes: Iterable[Scheme]) -> None:
         if not fits:
             others = "" if run.quantization else " or another post-training scheme (`quarl list`)"
             if scheme.aware and others and not run.adopted:
-                others += "; a quantisation-aware one needs a training with --bits (a study, bits)"
+                others += (
+                    "; a quantisation-aware one needs a training with --bits (in a study, bits)"
+                )
             raise UsageError(
                 f"{run.run_id} can be exported as {', '.join(possible)}{others}. "
                 f"Received: scheme={scheme.name!r}"

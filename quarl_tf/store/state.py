@@ -230,7 +230,7 @@ def training_record(workspace: Workspace, run_id: str) -> TrainingRecord:
 
 def starting_from(workspace: Workspace, origin: str, run: Run, preset: Preset) -> Run:
     """Return the run with the finished training `origin`, which has the same architecture."""
-    path, record = origin_network(workspace, origin)
+    path, record = origin_network(workspace, origin, run.origin)
     run = replace(run, origin=Origin(Run.from_dict(record.run), sha256(path)))
     origin_settings = presets.settings(run, record.preset)
     settings = presets.settings(run, asdict(preset))
@@ -247,12 +247,12 @@ def require_origin(workspace: Workspace, origin: Origin) -> None:
     """Refuse another network than the one that a training starts from; a missing one may come."""
     run_id = origin.run.run_id
     try:
-        path, record = origin_network(workspace, run_id)
+        path, record = origin_network(workspace, run_id, origin)
     except QuarlError:
         return
     if (received := sha256(path)) != origin.network_sha256:
         problem = f"another network of {run_id} than the one that is here; work with that one"
-        if record.network_sha256 == origin.network_sha256:
+        if record.network_sha256 == origin.network_sha256 or path.stem == "fp16":
             problem = f"the network of {run_id}, of which only {path.name} is here; train it"
         raise QuarlError(
             f"A training starts from {problem} elsewhere (--root DIR), or correct its hash. "
@@ -260,15 +260,20 @@ def require_origin(workspace: Workspace, origin: Origin) -> None:
         )
 
 
-def origin_network(workspace: Workspace, run_id: str) -> tuple[Path, TrainingRecord | Sidecar]:
+def origin_network(
+    workspace: Workspace, run_id: str, origin: Origin | None = None
+) -> tuple[Path, TrainingRecord | Sidecar]:
     """Return the file of a finished training's network, and its record.
 
-    Without the run folder, as in a clone, these are the fp32 flatbuffer, or the fp16 one where only
-    that is kept, and its sidecar. A QuarlError where neither can be used.
+    Without the run folder, as in a clone, these are a float flatbuffer and its sidecar: the one
+    that a training began from (`origin`), else fp32, or fp16 where only that is kept. A QuarlError
+    where neither can be used.
     """
     folder = workspace.run_dir(run_id)
     kept = [workspace.artifact(run_id, scheme) for scheme in (REFERENCE, "fp16")]
-    flatbuffer = next((path for path in kept if path.exists()), None)
+    kept = [path for path in kept if path.exists()]
+    begun_from = [path for path in kept if origin and sha256(path) == origin.network_sha256]
+    flatbuffer = next(iter([*begun_from, *kept]), None)
     if (folder / "training.json").exists() or flatbuffer is None:
         record = training_record(workspace, run_id)
         record.verify(folder)

@@ -100,10 +100,12 @@ def _study(content: Any, folder: Path) -> Study:
             cells.append(_cell({**shared, **entry}, modules, presets_file))
         except UsageError as error:
             raise UsageError(f"cell {number}: {error}") from error
-        if cells[-1] in cells[:-1]:
+        columns = [cell.columns for cell, _ in cells]
+        if columns[-1] in columns[:-1]:
             raise UsageError(
                 f"cell {number} says the same as an earlier one; leave it out, or change a seed, "
-                f"an override or the bits. Received: twice {entry}"
+                f"an override or the bits. Received: cells {columns.index(columns[-1]) + 1} and "
+                f"{number}"
             )
     chance = _chance(values)
     for cell, _ in cells:
@@ -156,7 +158,7 @@ def _titled(cells: Sequence[tuple[Cell, Mapping[str, Any]]]) -> Iterator[Cell]:
             if any(
                 o_settings.get(key) != value
                 for o, o_settings in others
-                if key != "delay" or o.columns[-1].scheme.aware
+                if key != "delay" or any(column.scheme.aware for column in o.columns)
             )
         ]
         yield replace(cell, distinction=", ".join(differences))

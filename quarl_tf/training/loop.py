@@ -196,7 +196,7 @@ class _Training:
                 "training began; delete this run's folder to begin anew. "
                 f"Received: run={self._run.run_id!r} from {run_id!r}"
             )
-        path, record = state.origin_network(workspace, run_id)
+        path, record = state.origin_network(workspace, run_id, origin)
         if isinstance(record, Sidecar):
             weights, count = exported.variables(path, record.action_std), record.preset["steps"]
         else:

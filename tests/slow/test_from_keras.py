@@ -85,6 +85,7 @@ def test_a_model_of_keras_becomes_a_run(models: Path, file: str) -> None:
         ("several.keras", 2, "one output, float32 [1, 2]. Received: input float32 [1, 4]; output"),
         ("damaged.keras", 1, "damaged.keras is truncated or not a .keras file"),
         ("program", 2, "give --trust if you trust it. Received: program"),
+        ("program/variables", 2, "without a saved_model.pb"),
     ],
 )
 @pytest.mark.usefixtures("models")

@@ -22,7 +22,7 @@ from quarl_tf.pipeline import evaluate, export
 from quarl_tf.quantization import quantizing
 from quarl_tf.spec import Quantization, Run
 from quarl_tf.store.records import Sidecar, TrainingRecord
-from quarl_tf.store.state import finished_training, starting_from
+from quarl_tf.store.state import finished_training, require_origin, starting_from
 from quarl_tf.store.workspace import Workspace
 from quarl_tf.training import checkpoint, loop
 from quarl_tf.training.loop import CALIBRATION_OBSERVATIONS, train
@@ -280,12 +280,22 @@ def test_a_training_from_another_starts_there_and_is_compared_with_it(
 def test_a_flatbuffer_stands_in_for_a_run_to_start_from(copy: Workspace, tiny_run: Run) -> None:
     preset = presets.load("dqn", tiny_run.env_id, tiny_run.overrides)
     weights = networks.load_weights(copy.run_dir(tiny_run.run_id) / "network.npz")
-    (fp32,) = export(tiny_run.run_id, ["fp32"], root=copy.root)
+    fp32, _ = export(tiny_run.run_id, ["fp32", "fp16"], root=copy.root)
     shutil.rmtree(copy.root / "runs")
     arguments = copy, tiny_run.run_id, tiny_run, preset
     run = starting_from(*arguments)
     require_start(copy, run, weights)
     assert run.origin.network_sha256 == Sidecar.load(fp32.with_suffix(".json")).sha256
+    # Where only fp16 is kept, it is what a training starts from, also when fp32 is there again.
+    content = fp32.read_bytes()
+    fp32.unlink()
+    of_halves = starting_from(*arguments)
+    assert "of which only fp16.tflite is here" in refused(require_origin, copy, run.origin)
+    fp32.write_bytes(content)
+    state = begun(copy.root / "unused", of_halves)
+    state.start_from(copy, of_halves.origin)
+    for name, values in weights.items():
+        np.testing.assert_allclose(state.best.weights[name], values, rtol=1e-3, atol=1e-6)
     content = bytearray(fp32.read_bytes())
     content[-100] ^= 1
     fp32.write_bytes(content)

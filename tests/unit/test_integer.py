@@ -412,7 +412,10 @@ def test_weights_that_would_stay_in_float_are_refused() -> None:
     # A product of what is computed from the observation has no weights.
     graph = Graph(converted(of_function(lambda x: head(tf.transpose(x) @ x), (6,), "float32")))
     assert "FULLY_CONNECTED" in {graph.name(operator) for operator in graph.operators}
-    assert quantized(graph.pack(), Scheme.parse("ptq_w2"))
+    assert all(
+        quantized(graph.pack(), Scheme.parse(scheme), FEATURES)
+        for scheme in ("ptq_w2", "ptq_opt_w4")
+    )
 
 
 def test_the_converters_own_int8_is_of_the_same_network_or_refused() -> None:

@@ -129,7 +129,10 @@ cells:
             "one seed and no bits. Received: seeds=[0, 1]",
         ),
         (STUDY + "presets: none.yaml", "none.yaml"),
-        (STUDY.replace("}]", "}, {algo: ppo, env: CartPole-v1}]"), "cell 2 says the same"),
+        (
+            STUDY.replace("}]", "}, {algo: ppo, env: CartPole-v1, remark: a}]"),
+            "cell 2 says the same",
+        ),
     ],
 )
 def test_a_wrong_file_is_one_line_with_its_name(text: str, words: str, tmp_path: Path) -> None:
