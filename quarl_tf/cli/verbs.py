@@ -425,7 +425,7 @@ def _inspect(args: argparse.Namespace) -> None:
     _console.print(table)
     if fits:
         _console.print(summary.boards_table(args.board, fits))
-    if fits and all(fit.lacking for fit in fits):  # Which no room replaces.
+    if fits and all(fit.lacking for fit in fits):  # More memory would not help.
         raise GateError(
             "No runtime for this board has all operators of the policy; quantise it to int8 unless "
             "it already is, or train or adopt one with ReLU or tanh. "

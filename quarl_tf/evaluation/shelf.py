@@ -166,7 +166,7 @@ def _best(name: str, models: Path) -> Entry:
     pattern = glob.escape(name)
     found = [entry for folder in (models, POLICIES) for entry in shelf(folder, pattern)]
     if not found:
-        hint = f"The repository has more policies; work in its folder, for here is no {models}."
+        hint = f"The repository has more policies; work in its folder, as {models} is missing here."
         raise unknown("policy on the shelf", name, _names(models), "" if models.exists() else hint)
     entry = found[0]
     if not entry.artifact.exists():

@@ -118,7 +118,7 @@ def test_episodes_of_another_flatbuffer_are_not_compared(models: Path) -> None:
 
 def test_policies_of_the_package_are_copied_to_where_results_can_lie(tmp_path: Path) -> None:
     where, file = (NAME, tmp_path / "mine"), "CartPole-v1/dqn/s0/int8.tflite"
-    assert f"here is no {where[1]}" in refused(take, NAME.replace("int8", "fp32"), where[1])
+    assert f"{where[1]} is missing here" in refused(take, NAME.replace("int8", "fp32"), where[1])
     artifact = take(*where)
     reference = artifact.with_name("fp32.eval.json")
     assert artifact == tmp_path / "mine" / file
