@@ -74,19 +74,30 @@ def _up_to(content: bytes, index: int) -> tuple[bytes, int]:
 def kernel_inputs(graph: Graph, layer: Any, observations: Array) -> Array:
     """Return the inputs of a layer's kernel, [n, weights per output] float32.
 
-    Those of a convolution are patches of the images, evenly sampled.
+    Those of a convolution are patches of the images, evenly sampled, from all places of them.
     """
     values = tensor_values(graph, layer, "inputs", observations)
     shape = tuple(map(int, graph.tensors[layer.inputs[1]].shape))
     if graph.name(layer) == "CONV_2D":
         patches = _patches(values, shape[1:3], layer.builtinOptions)
-        count = math.prod(patches.shape[:3])
-        sample = np.arange(0, count, max(1, count // _PATCHES))
+        places = math.prod(patches.shape[1:3])
+        sample = np.arange(len(patches) * places)[:: stride(len(patches), places, _PATCHES)]
         # Without a copy of all patches, which takes gigabytes.
         chosen = patches[np.unravel_index(sample, patches.shape[:3])]
         return chosen.reshape(len(sample), -1)
     # A dense layer may take several vectors of an observation, or an image that it flattens.
     return values.reshape(-1, shape[-1])
+
+
+def stride(count: int, places: int, most: int) -> int:
+    """Return the stride that takes about `most` of the numbers of `count` observations.
+
+    It shares no divisor with the `places` of an observation, so that it comes to all of them.
+    """
+    step = max(1, count * places // most)
+    while math.gcd(step, places) > 1:
+        step += 1
+    return step
 
 
 def _patches(images: Array, size: Sequence[int], options: Any) -> Array:

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from quarl_tf.export.activations import kernel_inputs, tensor_values
+from quarl_tf.export.activations import kernel_inputs, stride, tensor_values
 from quarl_tf.export.graph import Graph
 from quarl_tf.export.preparation import equalised
 from quarl_tf.quantization.gptq import best_grid, fitted, gptq
@@ -76,8 +76,9 @@ def _round_tensor(
     # Of a tensor that several layers read, the first grid counts.
     if form is None or (rounding is not None and graph.name(rounding) == "DEQUANTIZE"):
         return
-    values = tensor_values(graph, operator, side, observations).reshape(1, -1)
-    values = values[:, :: max(1, values.size // _MOST_VALUES)].astype(np.float64)
+    values = tensor_values(graph, operator, side, observations)
+    step = stride(len(values), values[0].size, _MOST_VALUES)
+    values = values.reshape(1, -1)[:, ::step].astype(np.float64)
     grid = Grid(*(end.item() for end in best_grid(values, np.ones(values.size), form)))
     index = getattr(operator, side)[0]
     new_index, clipped = (graph.add(index, suffix) for suffix in (b"_grid", b"_cut"))
