@@ -18,8 +18,10 @@ from quarl_tf.evaluation.compare import (
     CONFIDENCE,
     Interval,
     differences,
+    is_constant,
     mean_of_all,
     normalised_error,
+    standard_error,
 )
 
 _RESAMPLES = 2000
@@ -135,13 +137,12 @@ def _variance(runs: _Runs) -> tuple[float, float]:
     It is that between the trainings or, where it is larger, that of their episodes.
     """
     count = len(runs)
-    # As in `compare.student_interval`.
     varying_runs = [(values, n) for values, n in runs if n > 1]
-    within = sum(v.var(ddof=len(v) / n) / n for v, n in varying_runs) / count**2
-    candidates = [(float(within), max(sum(n - 1 for _, n in varying_runs), 1.0))]
+    within = sum(standard_error(values, n) ** 2 for values, n in varying_runs) / count**2
+    candidates = [(within, max(sum(n - 1 for _, n in varying_runs), 1.0))]
     if count > 1:
-        between = np.var([values.mean() for values, _ in runs], ddof=1) / count
-        candidates.append((float(between), count - 1.0))
+        between = standard_error([values.mean() for values, _ in runs], count) ** 2
+        candidates.append((between, count - 1.0))
     return max(candidates)
 
 
@@ -153,7 +154,7 @@ def _iqm(cells: Sequence[_Runs], mean_errors: Floats) -> Interval:
     iqms = scipy.stats.trim_mean(samples, 0.25, axis=1)
     low, high = np.percentile(iqms, [tail, 100 - tail])
     mean = float(scipy.stats.trim_mean(mean_errors, 0.25))
-    if low == high:
+    if is_constant(np.array([low, high])):
         return Interval(mean, alike=0 if np.ptp(mean_errors) else len(mean_errors))
     return Interval(mean, float(low), float(high))
 
@@ -187,8 +188,7 @@ def _loss_p(runs: Sequence[Paired]) -> float:
         values, count = np.array([run.errors.mean() for run in runs]), len(runs)
     if count <= 1:
         return 1.0
-    if values.min() == values.max():
+    error = standard_error(values, count)
+    if error == 0:
         return float(0.5**count) if values[0] > 0 else 1.0  # By a sign test.
-    # As in `compare.student_interval`.
-    error = values.std(ddof=len(values) / count) / np.sqrt(count)
     return float(scipy.stats.t.sf(values.mean() / error, count - 1))

@@ -46,7 +46,7 @@ def bench(artifacts: Sequence[Path], calls: int, update: Update) -> dict[str, An
     are random. A QuarlError for a file that is missing, damaged or differs from its sidecar.
     """
     sidecars = {path: Policy.load(path).sidecar for path in artifacts}
-    cores = len(os.sched_getaffinity(0))
+    cores = len(provenance.available_cores())
     load_average = os.getloadavg()[0] / cores
     loops, loads, times = [], defaultdict(list), defaultdict[Path, dict[str, Any]](dict)
     with tempfile.TemporaryDirectory() as folder:

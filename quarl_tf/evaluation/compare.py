@@ -103,7 +103,7 @@ def mean_interval(values: npt.ArrayLike, observations: float | None = None) -> I
     Fewer than `MIN_EPISODES` equal observations that were repeated are no evidence.
     """
     sample = np.asarray(values, dtype=np.float64)
-    count, constant = observations or sample.size, _is_constant(sample)
+    count, constant = observations or sample.size, is_constant(sample)
     if constant and count < min(sample.size, MIN_EPISODES):
         return Interval(float(sample[0]))
     if constant or count < max(sample.size, MIN_EPISODES):
@@ -136,19 +136,30 @@ def student_interval(values: npt.ArrayLike, observations: float | None = None) -
     """
     sample = np.asarray(values, dtype=np.float64)
     count = observations or sample.size
-    if _is_constant(sample):
+    if is_constant(sample):
         # Not the mean, which rounding may make another value.
         return Interval(float(sample[0]), alike=int(count) if count > 1 else 0)
     mean = float(sample.mean())
     if count < 2:
         return Interval(mean)
-    # Repeated values add nothing to the variance either: n / count instead of 1 in n - 1.
-    error = sample.std(ddof=sample.size / count) / math.sqrt(count)
+    error = standard_error(sample, count)
     low, high = scipy.stats.t.interval(CONFIDENCE, count - 1, loc=mean, scale=error)
     return Interval(mean, float(low), float(high))
 
 
-def _is_constant(sample: npt.NDArray[np.float64]) -> bool:
+def standard_error(values: npt.ArrayLike, observations: float) -> float:
+    """Return the standard error of the mean of values [n] worth so many (above 1) observations.
+
+    It is 0 for values that differ by rounding alone.
+    """
+    sample = np.asarray(values, dtype=np.float64)
+    if is_constant(sample):
+        return 0.0
+    # Repeated values add nothing to the variance either: n / observations instead of 1 in n - 1.
+    return float(sample.std(ddof=sample.size / observations) / math.sqrt(observations))
+
+
+def is_constant(sample: npt.NDArray[np.float64]) -> bool:
     """Tell whether values differ by no more than sums of rewards in another order."""
     return bool(np.ptp(sample) <= _ROUNDING * np.abs(sample).max())
 

@@ -72,7 +72,7 @@ def memory_rows(workspace: Workspace, cells: Sequence[CellResults]) -> list[list
     memories = []
     for cell in cells:
         rows = [
-            _memory_row(workspace, row, cell.trainings[column :: len(cell.rows)], measure)
+            _memory_row(workspace, row, cell.trainings_of(column), measure)
             for column, row in enumerate(cell.rows)
             if row.native
         ]

@@ -152,9 +152,13 @@ class CellResults:
         """Return all results."""
         return [entry for entries in self.entries for entry in entries if isinstance(entry, Result)]
 
+    def trainings_of(self, column: int) -> list[Row]:
+        """Return the rows of each training of a column."""
+        return self.trainings[column :: len(self.rows)]
+
     def training_means(self, column: int) -> list[float]:
         """Return the mean return of each training of a column that has a result."""
-        rows = self.trainings[column :: len(self.rows)]
+        rows = self.trainings_of(column)
         return [row.returns.mean for row in rows if row.returns is not None]
 
     @property
@@ -403,7 +407,7 @@ def aggregates(cells: Sequence[CellResults]) -> list[Aggregate]:
     """Aggregate each scheme of plain trainings that has normalised errors in many cells.
 
     Trainings that several cells have count once. A game that one training plays without chance is
-    too few different episodes, and left out.
+    too few different episodes, and left out, as is a training that chance would do as well as.
     """
     first_cells = {cell.cell.references[0].seedless_id: cell.cell for cell in reversed(cells)}
     # What several cells share is of none of their quantisations.
@@ -424,19 +428,21 @@ def aggregates(cells: Sequence[CellResults]) -> list[Aggregate]:
                 for fp32, entry in zip(cell.references, entries, strict=True):
                     if isinstance(entry, Result) and fp32.baseline is not None:
                         returns = entry.evaluation.returns
-                        trainings[fp32.sidecar.run_id] = Paired(
+                        training = Paired(
                             np.array(returns),
                             np.array(fp32.evaluation.returns),
                             float(np.mean(fp32.baseline.returns)),
                             compare.effective_n(fp32.evaluation, entry.evaluation) or len(returns),
                             fp32.skipped,
                         )
+                        if training.reference.mean() > training.baseline:
+                            trainings[fp32.sidecar.run_id] = training
     enough = {
         scheme: {
             name: list(trainings.values())
             for name, trainings in by_cell.items()
             if len(trainings) > 1
-            or min(run.observations for run in trainings.values()) >= compare.MIN_EPISODES
+            or any(run.observations >= compare.MIN_EPISODES for run in trainings.values())
         }
         for scheme, by_cell in paired.items()
     }

@@ -405,3 +405,6 @@ def test_losses_are_corrected_for_the_number_of_cells() -> None:
     assert aggregate("x", {"a": [repeated], "b": [cell(0.0)]}).losses == []
     certain = cell(np.linspace(-11, -9, 50))
     assert aggregate("x", {"a": [certain], "b": [cell(0.0)]}).losses == ["a"]
+    # Two trainings that end alike, but for rounding, are no certain loss.
+    alike = [cell(-200.0), cell(-200.0 * (1 + 1e-15))]
+    assert aggregate("x", {"a": alike, "b": [cell(0.0)]}).losses == []
