@@ -43,15 +43,7 @@ class Categorical:
 
     def distance(self, logits: Any, targets: Any) -> Any:
         """Return the mean Kullback-Leibler divergence KL(targets || logits)."""
-        pairs = zip(split(targets, self._choices), split(logits, self._choices), strict=True)
-        divergences = [
-            tf.reduce_sum(
-                tf.nn.softmax(target) * (tf.nn.log_softmax(target) - tf.nn.log_softmax(student)),
-                axis=-1,
-            )
-            for target, student in pairs
-        ]
-        return tf.reduce_mean(tf.add_n(divergences))
+        return tf.reduce_mean(self.read(targets).kl_divergence(self.read(logits)))
 
     def refresh(self) -> None:
         """Do nothing: the head is the whole distribution."""

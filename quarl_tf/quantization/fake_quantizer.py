@@ -58,7 +58,8 @@ class FakeQuantizer(quantizers.Quantizer):  # type: ignore[misc]
         low, high = weights["low"], weights["high"]
         rounded = tf.stop_gradient(self.snap(values, low, high))
         outputs = tf.grad_pass_through(lambda _: rounded)(values)
-        if self.schedule.gradient == "clipped":
+        # Beyond a known range lies no more than a rounding.
+        if self.schedule.gradient == "clipped" and self.fixed is None:
             outputs = tf.where((values >= low) & (values <= high), outputs, rounded)
         return tf.cast(outputs, inputs.dtype)
 

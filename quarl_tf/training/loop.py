@@ -9,6 +9,7 @@ machine and, for images, with as many threads, which affect the sums of gradient
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -56,11 +57,12 @@ def train(
     preset = preset or presets.load(run.algo, run.env_id, run.overrides)
     state.require_trainable(workspace, run, preset)
     training = _Training(folder, run, preset)
-    if run.origin is not None and not run.origin.step:
-        training.start_from(workspace, run.origin)
-    with workspace.working_on(run.run_id):
-        # Another process may have finished it in the meantime.
-        return state.finished_training(workspace, run, preset) or training.complete(update)
+    with closing(training):
+        if run.origin is not None and not run.origin.step:
+            training.start_from(workspace, run.origin)
+        with workspace.working_on(run.run_id):
+            # Another process may have finished it in the meantime.
+            return state.finished_training(workspace, run, preset) or training.complete(update)
 
 
 class _Progress:
@@ -154,6 +156,11 @@ class _Training:
         self._exported_network = network
         self._snapshot = Snapshot(networks.acting(network))
 
+    def close(self) -> None:
+        """Close the environments."""
+        self.collector.envs.close()
+        self._trial_envs.close()
+
     def complete(self, update: Update) -> TrainingRecord:
         folder, preset = self._folder, self._preset
         self.resume()
@@ -214,7 +221,7 @@ class _Training:
             state.require_same_settings(self._folder, content[1], self._run, self._preset)
             if "lacking" not in content[1]:
                 run_id = Run.from_dict(content[1]["run"]).run_id
-                state.require_same_run(self._folder, run_id, self._run)
+                state.require_same_run(self._folder, run_id)
             try:
                 rows = self._restore(*content)
             except (KeyError, ValueError) as error:
