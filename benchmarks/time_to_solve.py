@@ -3,8 +3,9 @@
 A task is solved by a mean return of its goal over 20 greedy episodes on selection seeds. The clock
 is that of the user: from the start of the command to the end of the look that found the goal, with
 imports, compilation and the looks themselves. What was found plays 100 episodes of other seeds
-afterwards. Ours trains by its preset, the peers by the zoo's (`solving.yaml`) with PyTorch's usual
-number of threads. Every training is a process of its own, and the libraries take turns.
+afterwards. Ours trains by its preset with the overrides of `solving.yaml`, the peers by the zoo's
+entry there with PyTorch's usual number of threads. Every training is a process of its own, and the
+libraries take turns.
 
     make peers
     python benchmarks/time_to_solve.py --json benchmarks/time_to_solve.json
@@ -46,7 +47,7 @@ def tasks() -> dict[str, dict[str, Any]]:
 
 
 def ours(task: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """Train by our preset until the task is solved.
+    """Train by our preset and the task's overrides until it is solved.
 
     Returns:
         `seconds` and `steps` to the goal, both None if it was not reached, and the mean return

@@ -55,6 +55,7 @@ def train(
     from quarl_tf.store.state import finished_training
     from quarl_tf.store.workspace import Workspace, delete_checkpoints
 
+    import_environments(run.modules)
     workspace, preset = Workspace(Path(root)), preset_of(run)
     if origin is not None:
         run = with_origin(workspace, origin, run, preset)
@@ -65,7 +66,6 @@ def train(
         return record
     from quarl_tf.training import loop
 
-    import_environments(run.modules)
     return loop.train(workspace, run, update, preset)
 
 
@@ -108,8 +108,10 @@ def export(
             except QuarlError as error:  # The other schemes are written.
                 failures.append(error)
         update(len(missing), len(missing), "")
-        if failures:
+        if len(failures) == 1:
             raise failures[0]
+        if failures:
+            raise QuarlError("; ".join(map(str, failures))) from failures[0]
     return [workspace.artifact(run_id, scheme.name) for scheme in parsed_schemes]
 
 

@@ -34,7 +34,7 @@ def build() -> argparse.ArgumentParser:
         epilog=f"example: quarl run {_TASK_EXAMPLE}",
     )
     parser.add_argument("--version", action="version", version=f"quarl_tf {__version__}")
-    parser.set_defaults(verb=None, confident=False, modules=())
+    parser.set_defaults(verb=None, confident=False, modules=(), root=Path())
     groups: dict[str, Any] = {"": parser.add_subparsers(title="verbs", metavar="VERB")}
     for name, help_, example, *options in _VERBS:
         group, _, word = name.rpartition(" ")
@@ -188,6 +188,7 @@ _PTQ_NAMES = "ptq_wN, ptq_opt_wN, ptq_opt_wNaN, ptq_paper_wN"
 _SAVE_EXAMPLE = "checkpoint save dqn-CartPole-v1-s0 dqn.npz --root mine"
 _SAVE_HELP = "what to write, .npz, 20 MB at most: no replay"
 _OUT_HELP = "the .gif to write, below 2 MB (default: %(default)s)"
+_SAVE_LATENCIES_HELP = "replace the latencies in evaluations; name the fp32 file, too"
 _COMMANDS_HELP = "print a command for each unfinished run, those that wait for others last"
 _COMMANDS = _option("--commands", action="store_true", help=_COMMANDS_HELP)
 _ENGINE = (
@@ -283,7 +284,11 @@ _VERBS: tuple[tuple[Any, ...], ...] = (
         _ARTIFACTS,
         _option("--calls", type=_COUNT, default=2000, help="calls (default: %(default)s)"),
         _file_option("--json", "FILE", "write the numbers to a file, too"),
-        _option("--save", action="store_true", help="replace the latencies in evaluations"),
+        _option(
+            "--save",
+            action="store_true",
+            help=_SAVE_LATENCIES_HELP,
+        ),
     ),
     (
         "record",

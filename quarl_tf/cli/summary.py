@@ -25,7 +25,13 @@ from quarl_tf.runtime.flatbuffer import FlatbufferAudit
 from quarl_tf.spec import BASELINE, REFERENCE, Run
 from quarl_tf.store import state
 from quarl_tf.store.records import Evaluation, Sidecar
-from quarl_tf.store.workspace import evaluation_path, has_sidecar, reference_path, sidecar_path
+from quarl_tf.store.workspace import (
+    Workspace,
+    evaluation_path,
+    has_sidecar,
+    reference_path,
+    sidecar_path,
+)
 from quarl_tf.study import State, Status
 
 
@@ -237,8 +243,10 @@ def require_gate(artifacts: Sequence[Path], args: Namespace) -> None:
             sidecar = Sidecar.load(sidecar_path(path))
             plain, reference_file = Run.from_dict(sidecar.run).plain, reference_path(path, sidecar)
             remedy = f"copy {REFERENCE}.tflite and its .json beside it"
-            if not plain.adopted:
-                remedy += f" (`quarl export {plain.run_id} --schemes {REFERENCE}`)"
+            folder = reference_file.absolute().parent
+            if not plain.adopted and folder.parents[2].name == "tflite_models":
+                export = f"quarl export {plain.run_id} --schemes {REFERENCE}"
+                remedy += f" (`{Workspace(folder.parents[3]).command(export)}`)"
             raise GateError(
                 "There is no fp32 result on the same seeds, by the same rules, to compare the "
                 f"file with; {remedy} and evaluate again. Received: {path}, fp32 is expected at "

@@ -44,9 +44,6 @@ from quarl_tf.store.workspace import Workspace, blame_path, evaluation_path, rep
 from quarl_tf.study import State, Study, engine, plan, read
 from quarl_tf.training import checkpoint
 
-#: The shelf, to which policies of the package are copied.
-_SHELF = Path("tflite_models")
-
 
 class _Console(Console):
     """A console that leaves closed pipes to `main`; Rich's would exit with 1."""
@@ -88,12 +85,17 @@ def main(words: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except OSError as error:
-        if error.filename is None:  # Not of a file.
-            raise
-        _warn(
+        problem = (
             f"A file or folder cannot be used ({error.strerror or error}); change its permissions, "
             f"or work in another folder (--root DIR). Received: path={str(error.filename)!r}"
         )
+        if error.filename is None:  # Not of a file, as where the output's disk is full.
+            problem = (
+                f"The system refused it ({error.strerror or error}); free what is short and repeat "
+                f"the command. Received: {type(error).__name__}"
+            )
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _warn(problem)
         return 1
     return 0
 
@@ -121,9 +123,17 @@ def _run(args: argparse.Namespace) -> None:
         _check_network(run, preset, schemes)
     _train_one(args, run, preset)
     if args.dry_run:
-        artifacts = [workspace.artifact(run.run_id, scheme) for scheme in schemes]
-        lines = [f"export   {path}" for path in artifacts]
-        lines += [f"evaluate {evaluation_path(path, args.chance)}" for path in artifacts]
+        options: dict[str, Any] = {"episodes": args.episodes, "preset": preset}
+        states = {
+            workspace.artifact(run.run_id, scheme): state.state(
+                workspace, run, scheme, chance=args.chance, **options
+            ).state
+            for scheme in schemes
+        }
+        done = State.EXPORTED, State.EVALUATED
+        lines = [f"export   {path}" for path, reached in states.items() if reached not in done]
+        unfinished = [path for path, reached in states.items() if reached != State.EVALUATED]
+        lines += [f"evaluate {evaluation_path(path, args.chance)}" for path in unfinished]
         if not args.no_report:
             name = report_name(run.run_id, args.chance)
             lines.append(f"report   {workspace.report_dir(name)}")
@@ -304,9 +314,9 @@ def _artifacts(
                 f"ENVIRONMENT/ALGORITHM/SCHEME. Received: {name!r}"
             )
         elif read_only:
-            paths.append(shelf.find(path.as_posix(), _SHELF).artifact)
+            paths.append(shelf.find(path.as_posix(), Workspace(args.root).shelf).artifact)
         else:
-            paths.append(shelf.take(path.as_posix(), _SHELF))
+            paths.append(shelf.take(path.as_posix(), Workspace(args.root).shelf))
             _say(f"found     {paths[-1]}")
     return paths
 
@@ -360,7 +370,7 @@ def _chosen_engine(args: argparse.Namespace) -> engine.LocalEngine | engine.RayE
                 "runs wait until such a node joins; give fewer --cores."
             )
         return cluster
-    return engine.LocalEngine(args.jobs or len(engine.available_cores()))
+    return engine.LocalEngine(args.jobs or len(provenance.available_cores()))
 
 
 def _study_run(args: argparse.Namespace) -> None:
@@ -439,8 +449,9 @@ def _inspect(args: argparse.Namespace) -> None:
 
 
 def _list(args: argparse.Namespace) -> None:
+    workspace = Workspace(args.root)
     with spinner("list"):
-        shelf_table = summary.shelf_table(shelf.available(_SHELF))
+        shelf_table = summary.shelf_table(shelf.available(workspace.shelf))
     _console.print(shelf_table)
     table = Table("algorithm", "environments with a preset")
     for algo, pairs in groupby(presets.available(), key=itemgetter(0)):
@@ -451,7 +462,6 @@ def _list(args: argparse.Namespace) -> None:
         "ptq_opt_wN for N = 2 ... 32; ptq_opt_wNaN for N = 2 ... 8; of trainings with --bits: "
         "qat_int8, qat_int4, and qat_wNaN for N = 2 ... 8"
     )
-    workspace = Workspace(args.root)
     runs = Table("run", "trained", "exported", "evaluated")
     on_shelf = args.root.resolve() == Path.cwd()
     for run_id in workspace.run_ids():
@@ -589,8 +599,9 @@ def _schemes(
 def _train_one(args: argparse.Namespace, run: Run, preset: Preset) -> None:
     workspace = Workspace(args.root)
     if args.dry_run:
-        _check_network(run, preset)
-        _say(f"train    {workspace.run_dir(run.run_id)}")
+        if state.finished_training(workspace, run, preset) is None:
+            _check_network(run, preset)
+            _say(f"train    {workspace.run_dir(run.run_id)}")
         return
     if not state.is_trained(workspace, run.run_id):
         _warn_slow([preset])

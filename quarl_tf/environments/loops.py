@@ -5,7 +5,6 @@ it saves. Here every process steps its share in a loop, and a message carries th
 results are those of one loop.
 """
 
-import os
 import signal
 import time
 import weakref
@@ -24,6 +23,7 @@ from gymnasium.vector import SyncVectorEnv
 from gymnasium.vector.utils import batch_space
 
 from quarl_tf.foundation.errors import QuarlError
+from quarl_tf.foundation.provenance import available_cores
 
 _Factory = Callable[[], gym.Env[Any, Any]]
 
@@ -44,7 +44,7 @@ def make_loop(
     """Make a vector of environments; `once` if only one episode of each counts."""
     wrapper = _OneEpisode if once else _WithoutInfo
     factories = [lambda: wrapper(create())] * num_envs
-    processes = min(len(os.sched_getaffinity(0)), num_envs // _SMALLEST_SHARE)
+    processes = min(len(available_cores()), num_envs // _SMALLEST_SHARE)
     quick = not str(registration.entry_point).startswith(_SLOW)
     # A worker of multiprocessing.Pool may not start processes.
     if processes < 2 or quick or current_process().daemon:

@@ -80,7 +80,7 @@ def _action(space: Space[Any]) -> _Change | None:
         flat_space = MultiDiscrete(space.nvec.flatten())
     elif isinstance(space, MultiBinary):
         flat_space = MultiDiscrete(np.full(int(np.prod(space.shape)), 2))
-    elif isinstance(space, Box):
+    elif isinstance(space, Box) and np.issubdtype(space.dtype, np.floating):
         ends = space.low.flatten(), space.high.flatten()
         low, high = (end.astype(np.float32) for end in ends)
         if not (np.array_equal(low, ends[0]) and np.array_equal(high, ends[1])):

@@ -103,8 +103,9 @@ def adopt(
     target = workspace.artifact(run.run_id, REFERENCE)
     _require_same(target, sidecar)
     crash = (
-        "The interpreter crashed on the flatbuffer, which is damaged or not for LiteRT; "
-        f"convert it again. Received: {len(content)} bytes, sha256={sidecar.sha256!r}"
+        "The interpreter or the environment crashed while the policy played; convert the "
+        "flatbuffer again, or give the process more memory. "
+        f"Received: {len(content)} bytes, sha256={sidecar.sha256!r}"
     )
     check = _in_a_child(crash, _play, content, sidecar, modules)
     write_artifact(target, content, replace(sidecar, check=check))

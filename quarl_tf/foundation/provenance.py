@@ -1,4 +1,4 @@
-"""Identify what produced a result: the commit, the packages and the processor.
+"""Identify what produced a result: the commit, the packages, the processor and its cores.
 
 The bytes of a training depend on the processor's instructions, as all speeds do.
 """
@@ -34,6 +34,13 @@ def describe_processor(information: str) -> str:
     words = set(information.split())
     suffix = next((f" with {extension}" for extension in _EXTENSIONS if extension in words), "")
     return name + suffix
+
+
+def available_cores() -> list[int]:
+    """Return the cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # Of Linux.
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
 
 
 _RECORDED_PACKAGES = (

@@ -175,16 +175,16 @@ def finished_training(workspace: Workspace, run: Run, preset: Preset) -> Trainin
     record = TrainingRecord.load(folder / "training.json")
     record.verify(folder)
     require_same_settings(folder, asdict(record), run, preset)
-    require_same_run(folder, record.run_id, run)
+    require_same_run(folder, record.run_id)
     return record
 
 
-def require_same_run(folder: Path, recorded_id: str, run: Run) -> None:
-    """Raise a QuarlError for a folder with the training of another run, as after a copy."""
-    if recorded_id != run.run_id:
+def require_same_run(folder: Path, recorded_id: str) -> None:
+    """Raise a QuarlError for a run's folder with the training of another run, as after a copy."""
+    if recorded_id != folder.name:
         raise QuarlError(
             f"{folder} holds another run; move it away or use another --root. "
-            f"Received: {recorded_id!r}, expected {run.run_id!r}"
+            f"Received: {recorded_id!r}, expected {folder.name!r}"
         )
 
 
@@ -215,7 +215,9 @@ def training_record(workspace: Workspace, run_id: str) -> TrainingRecord:
     """Return the record of a finished training, else a QuarlError."""
     folder = workspace.run_dir(run_id)
     if (folder / "training.json").exists():
-        return TrainingRecord.load(folder / "training.json")
+        record = TrainingRecord.load(folder / "training.json")
+        require_same_run(folder, record.run_id)
+        return record
     reason, command = "is not finished", "quarl train --algo … --env … --seed …"
     if not is_begun(workspace, run_id):
         reason, run = "does not exist", exported_run(workspace, run_id)
@@ -296,10 +298,11 @@ def known_run(workspace: Workspace, run_id: str) -> Run:
 
 
 def exported_run(workspace: Workspace, run_id: str) -> Run | None:
-    """Return the run of the flatbuffers in a run's folder; None if there are none."""
+    """Return the run of this id by the sidecars in its folder; None if there are none."""
     for path in sorted(workspace.artifact_dir(run_id).glob("*.json")):
         with contextlib.suppress(QuarlError):
-            return Run.from_dict(Sidecar.load(path).run)
+            if (sidecar := Sidecar.load(path)).run_id == run_id:
+                return Run.from_dict(sidecar.run)
     return None
 
 

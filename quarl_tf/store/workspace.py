@@ -31,14 +31,19 @@ class Workspace:
     def artifact_dir(self, run_id: str) -> Path:
         """Return the folder of a run's flatbuffers: environment / algorithm / seed and settings."""
         algo, env, folder = _require_run_id(run_id).groups()
-        return self.root / "tflite_models" / env / algo / folder
+        return self.shelf / env / algo / folder
+
+    @property
+    def shelf(self) -> Path:
+        """The folder of all flatbuffers."""
+        return self.root / "tflite_models"
 
     def run_ids(self) -> list[str]:
         """Return the ids of all runs that have a folder."""
         trained_ids = {path.name for path in self.root.glob("runs/[!.]*/") if path.is_dir()}
         exported_ids = {
             "-".join([path.parent.name, path.parent.parent.name, path.name])
-            for path in self.root.glob("tflite_models/*/*/*/")
+            for path in self.shelf.glob("*/*/*/")
         }
         return sorted(filter(_RUN_ID.fullmatch, trained_ids | exported_ids))
 

@@ -22,9 +22,9 @@ from typing import Any
 from quarl_tf.foundation.display import Update
 from quarl_tf.foundation.errors import BusyError, QuarlError
 from quarl_tf.foundation.files import is_locked, unwritable, write_bytes
-from quarl_tf.foundation.provenance import import_path
-from quarl_tf.spec import REFERENCE
-from quarl_tf.store.state import State, require_origin
+from quarl_tf.foundation.provenance import available_cores, import_path
+from quarl_tf.spec import REFERENCE, Run
+from quarl_tf.store.state import State, is_begun, require_origin
 from quarl_tf.store.workspace import Workspace
 from quarl_tf.study import Status, failure_path, plan
 from quarl_tf.study.claims import Claims
@@ -67,11 +67,6 @@ class Job:
     folders: tuple[Path, ...] = ()
 
 
-def available_cores() -> list[int]:
-    """Return the cores that this process may use."""
-    return sorted(os.sched_getaffinity(0))
-
-
 def run(
     workspace: Workspace,
     study: Study,
@@ -97,9 +92,9 @@ def run(
             pool.collect()
             update(pool.done.total(), pool.total, ", ".join(sorted(pool.running)))
             time.sleep(_POLL_SECONDS if shard is None else _SHARD_POLL_SECONDS)
-    except ConnectionError:  # A closed pipe or cluster.
-        raise
     except OSError as error:
+        if error.filename is None:  # Not of a file, as a closed pipe.
+            raise
         raise unwritable(workspace.root, error) from error
     finally:
         engine.stop()
@@ -203,30 +198,46 @@ def commands(workspace: Workspace, study: Study) -> list[str]:
 
 def _jobs(workspace: Workspace, study: Study, statuses: Sequence[Status]) -> list[Job]:
     """Return a job for every run with missing experiments, first those that wait for no other."""
-    run_ids = {status.run.run_id for status in statuses}
+    statuses_by_run: dict[str, list[Status]] = {}
+    for status in statuses:
+        statuses_by_run.setdefault(status.run.run_id, []).append(status)
     evaluated = {(s.run.run_id, s.scheme.name) for s in statuses if s.state == State.EVALUATED}
     jobs: list[Job] = []
-    for run_id, run in {status.run.run_id: status.run for status in statuses}.items():
-        schemes = [status.scheme.name for status in statuses if status.run.run_id == run_id]
-        if all((run_id, scheme) in evaluated for scheme in schemes):
+    for run_id, of_run in statuses_by_run.items():
+        if all(status.state == State.EVALUATED for status in of_run):
             continue
+        run = of_run[0].run
         if run.origin is not None:
             require_origin(workspace, run.origin)
-        words = [*shlex.split(run.command("run"))[1:], "--schemes", ",".join(schemes)]
-        words += ["--episodes", f"{study.episodes + study.skip_episodes}", "--no-report"]
-        words += study.chance.option.split()
-        command = (*_QUARL, *words, "--root", f"{workspace.root.resolve()}")
-        needed_id = run_id if run.needed is None else run.needed.run_id
+        words = [*_stages(workspace, run, of_run), *study.chance.option.split()]
+        words += ["--episodes", f"{study.episodes + study.skip_episodes}"]
         paths = [workspace.run_dir(run_id), workspace.artifact_dir(run_id)]
-        if run.origin is not None:
-            paths.append(workspace.run_dir(needed_id))
-        if needed_id != run_id:
+        needed_id = None if run.needed is None else run.needed.run_id
+        if needed_id is not None:
             paths.append(workspace.artifact_dir(needed_id))
-        waits = needed_id in run_ids - {run_id} and (needed_id, REFERENCE) not in evaluated
+            if run.origin is not None:
+                paths.append(workspace.run_dir(needed_id))
+        waits = needed_id in statuses_by_run and (needed_id, REFERENCE) not in evaluated
         log = failure_path(workspace, run).with_name("run.log")
         folders = tuple(path.relative_to(workspace.root) for path in paths)
-        jobs.append(Job(run_id, command, log, needed_id if waits else None, folders))
+        jobs.append(Job(run_id, (*_QUARL, *words), log, needed_id if waits else None, folders))
     return sorted(jobs, key=lambda job: job.reference_id is not None)
+
+
+def _stages(workspace: Workspace, run: Run, statuses: Sequence[Status]) -> list[str]:
+    """Return the words that do what a run lacks: `run` or, as in a clone, only `evaluate`."""
+    root = workspace.root.resolve()
+    unfinished = [status for status in statuses if status.state != State.EVALUATED]
+    files = [Workspace(root).artifact(run.run_id, status.scheme.name) for status in unfinished]
+    are_here = all(path.exists() for path in files)
+    are_valid = all(status.state == State.EXPORTED for status in unfinished)
+    # Where the training is not here, `run` would be refused.
+    if are_here and are_valid and not is_begun(workspace, run.run_id):
+        imports = [word for module in run.modules for word in ("--import", module)]
+        return ["evaluate", *map(str, files), *imports]
+    schemes = ",".join(status.scheme.name for status in statuses)
+    words = [*shlex.split(run.command("run"))[1:], "--schemes", schemes, "--no-report"]
+    return [*words, "--root", str(root)]
 
 
 def _ending(job: Job, code: int) -> str:
@@ -326,15 +337,16 @@ class _Files:
             write_bytes(self._root / path, content)
 
 
-def _run_apart(job: Job, cores: int, call: Callable[..., Any]) -> int:
-    """Do a job in a folder of this node, and send files back; `call` is for a `_Files`."""
+def _run_apart(job: Job, cores: int, shared: Path, call: Callable[..., Any]) -> int:
+    """Do a job in a folder of this node; send files to the `_Files` of `shared` by `call`."""
     with tempfile.TemporaryDirectory(prefix="quarl-") as name:
         root, mtimes = Path(name), dict[Path, int]()
         for path, content in call("fetch", job.folders).items():
             write_bytes(root / path, content)
         _changes(root, job.folders, mtimes)
         log = root / job.folders[0] / job.log.name
-        local_job = replace(job, command=(*job.command[:-1], name), log=log)
+        command = tuple(word.replace(str(shared), name) for word in job.command)
+        local_job = replace(job, command=command, log=log)
         process = start_process(local_job, cores)
         try:
             code: int | None = None
@@ -398,7 +410,7 @@ class RayEngine:
             # Where paths are relative to; a worker starts where its node was started.
             with suppress(OSError):
                 os.chdir(folder)
-            if files is None:
+            if gather_in is None:
                 if not job.log.parent.is_dir():
                     raise FileNotFoundError(f"this node lacks {job.log.parent}; add --gather")
                 return start_process(job, cores).wait()
@@ -406,7 +418,7 @@ class RayEngine:
             def call(method: str, argument: Any) -> Any:
                 return ray.get(getattr(files, method).remote(argument))
 
-            return _run_apart(job, cores, call)
+            return _run_apart(job, cores, gather_in, call)
 
         self._task = ray.remote(num_cpus=cores, max_retries=_RETRIES)(work)
 

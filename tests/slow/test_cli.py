@@ -78,6 +78,15 @@ def test_a_run_becomes_c(finished: Finished, tmp_path: Path, capsys: Capsys) -> 
     assert "FULLY_CONNECTED float32" in refusal(capsys, *words, "--schemes", "fp32")
 
 
+def test_policies_are_named_below_the_root(
+    tmp_path: Path, capsys: Capsys, monkeypatch: Patch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["export", "CartPole-v1/dqn/int8", "--target", "c", "--root", "mine"]
+    assert "wrote     mine/tflite_models/CartPole-v1/dqn/s0/int8.c" in printed(capsys, *words)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
 def test_a_second_run_redoes_nothing_and_does_not_load_tensorflow(finished: Finished) -> None:
     root, run_id = finished
     workspace, folders = Workspace(root), (root / "runs", root / "tflite_models")
@@ -183,6 +192,13 @@ def test_dry_run_names_every_file_and_makes_none(tmp_path: Path, capsys: Capsys)
     assert evaluation.endswith("CartPole-v1/ppo/s0/fp32.sampled.eval.json")
     assert report.endswith("reports/ppo-CartPole-v1-s0-sampled")
     assert not root.exists()
+
+
+def test_a_dry_run_leaves_out_what_is_done(finished: Finished, capsys: Capsys) -> None:
+    words = ["run", *TINY, *SCHEMES, "--dry-run", "--root", str(finished.root), "--episodes"]
+    assert printed(capsys, *words, "5").split()[0] == "report"
+    lines = printed(capsys, *words, "500").splitlines()
+    assert {line.split()[0] for line in lines} == {"evaluate", "report"}
 
 
 def test_until_gives_one_run_however_it_is_written(tmp_path: Path, capsys: Capsys) -> None:

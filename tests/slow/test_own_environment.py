@@ -14,7 +14,9 @@ from samples import Capsys, Patch, refusal, refused, register, run_python, write
 
 from quarl_tf import presets
 from quarl_tf.cli import verbs
+from quarl_tf.pipeline import train
 from quarl_tf.presets import tables
+from quarl_tf.spec import Run
 from quarl_tf.store.workspace import Workspace
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +56,12 @@ def test_a_stage_imports_the_module_and_what_is_finished_needs_none(here: Path) 
     assert verbs.main(["export", RUN_ID, "--schemes", "ptq_w8", *IMPORT]) == 0
     assert Workspace(here).artifact(RUN_ID, "ptq_w8").exists()
     assert verbs.main(["evaluate", INT8, "--episodes", "50"]) == 0
+
+
+def test_a_finished_training_leaves_its_environment_to_the_stages_behind_it(here: Path) -> None:
+    file, modules = "examples/docking.yaml", ("examples.docking",)
+    train(Run("ppo", "Docking-v0", seed=0, modules=modules, presets=file), root=here)
+    assert "Docking-v0" in gym.registry
 
 
 @pytest.mark.parametrize(

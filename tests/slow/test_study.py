@@ -149,6 +149,10 @@ def test_results_stand_without_the_run_folders_as_in_a_fresh_clone(
     assert states(tmp_path, study) == ["evaluated"] * 6
     longer = read(write_study(tmp_path, TINY_STUDY.replace("episodes: 2", "episodes: 3")))
     assert set(states(tmp_path, longer)[:6]) == {"exported"}
+    # Of one run all files are kept: they only have to be evaluated.
+    lines = [line for line in engine.commands(workspace, longer) if line.startswith("quarl eval")]
+    assert verbs.main(shlex.split(lines[0])[1:]) == 0
+    assert states(tmp_path, longer)[:4] == ["exported", "evaluated"] * 2
     path = evaluation_path(workspace.artifact(cell.references[1].run_id, "int8"))
     replace(Evaluation.load(path), reference_sha256="0" * 64).save(path)
     assert states(tmp_path, study)[3] == "exported"
@@ -251,7 +255,7 @@ def test_the_commands_of_a_study_do_it_plain_ones_first(finished: Finished, caps
     assert ["--bits" in line for line in commands] == [False, False, False, True, True, True]
     assert commands[0].startswith("quarl run --algo ppo --env CartPole-v1 --seed 0 -p ")
     assert commands[0].endswith(
-        f"--schemes fp32,int8 --episodes 2 --no-report --root {new_root.resolve()}"
+        f"--schemes fp32,int8 --no-report --root {new_root.resolve()} --episodes 2"
     )
     assert all(verbs.main([*shlex.split(line)[1:], "--dry-run"]) == 0 for line in commands[:3])
     capsys.readouterr()

@@ -202,6 +202,8 @@ def test_the_folder_of_another_run_is_refused(
     workspace.run_dir(tiny_run.run_id).rename(workspace.run_dir(other.run_id))
     before = snapshot(workspace.root)
     assert words in refused(train, workspace, other, silent)
+    if progress == "copy":
+        assert "holds another run" in refused(export, other.run_id, root=workspace.root)
     assert snapshot(workspace.root) == before
 
 

@@ -33,7 +33,7 @@ def test_files_are_timed_in_turns(tmp_path: Path, capsys: Capsys, monkeypatch: P
         order.extend({path} & {CART_POLE, CAR})
         return load(path, threads)
 
-    monkeypatch.setattr(benches.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(benches.provenance, "available_cores", lambda: {0, 1})
     monkeypatch.setattr(benches.Policy, "load", recorded)
     target = tmp_path / "new/bench.json"
     words = ("bench", str(CART_POLE), str(CAR), "--calls", "20", "--json", str(target))
@@ -58,7 +58,7 @@ def test_files_are_timed_in_turns(tmp_path: Path, capsys: Capsys, monkeypatch: P
 
 
 def test_c_needs_an_int8_scheme_and_a_compiler(tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(benches.os, "sched_getaffinity", lambda _: {0})
+    monkeypatch.setattr(benches.provenance, "available_cores", lambda: {0})
     measurements = benches.bench([PUBLISHED / "fp32.tflite", CART_POLE], 5, silent)
     assert [list(entry["latency_us"]) for entry in measurements["artifacts"]] == [["1"], ["1", "C"]]
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -72,7 +72,7 @@ def test_a_busy_machine_is_told(
 ) -> None:
     """The second has a high load, the third loops of different durations."""
     monkeypatch.setattr(benches.os, "getloadavg", lambda: (load, 0, 0))
-    monkeypatch.setattr(benches.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(benches.provenance, "available_cores", lambda: {0, 1})
     monkeypatch.setattr(benches, "_program", lambda *_: None)
     monkeypatch.setattr(benches.timeit, "repeat", lambda *_, **__: [1.0] * 9 + [slow])
     measurements = benches.bench([CART_POLE], 5, silent)

@@ -210,6 +210,10 @@ def test_without_files_in_memory_policies_load_and_threads_keep_standard_error(
     artifacts: Artifacts, monkeypatch: Patch
 ) -> None:
     monkeypatch.delattr(os, "memfd_create", raising=False)  # Which not every system has.
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", None)  # As of a daemon.
+        with native_output.silenced():
+            os.write(2, b"unseen")
     assert Policy.load(artifacts["fp32"]).act(VECTORS[0]) in (0, 1)
     before = os.fstat(2)
     first_in, second_in, first_out = (threading.Event() for _ in range(3))

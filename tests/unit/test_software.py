@@ -1,5 +1,6 @@
 """What software and processor a result is made by is found out."""
 
+import os
 import platform
 import subprocess
 from pathlib import Path
@@ -39,3 +40,8 @@ _ARM = "processor\t: 0\nFeatures\t: fp asimd evtstrm{}\nCPU part\t: 0xd03\n"
 )
 def test_processors_have_a_name_and_their_best_extension(information: str, described: str) -> None:
     assert provenance.describe_processor(information) == described
+
+
+def test_cores_are_known_on_every_system(monkeypatch: Patch) -> None:
+    monkeypatch.delattr(provenance.os, "sched_getaffinity", raising=False)  # As on macOS.
+    assert provenance.available_cores() == [*range(os.cpu_count() or 1)]

@@ -166,6 +166,7 @@ def test_no_action_is_beyond_ends_that_float32_rounds(register: Register) -> Non
         (THREE, spaces.Box(0, np.inf, (2,))),
         (THREE, spaces.Box(-1, 1, (0,))),
         (THREE, spaces.Box(0, 3, (2,), np.int64)),
+        (THREE, spaces.Box(0, 2**31 - 1, (2,), np.int32)),  # An end that float32 rounds.
         (THREE, spaces.Box(np.float32([-1, 2]), np.float32([1, 2]))),
     ],
 )
