@@ -14,9 +14,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from compiled import copied
 from hypothesis import settings
-from samples import SIDECAR, Drawn, Patch, register
+from samples import SIDECAR, TINY, Drawn, Patch, register
 
+from quarl_tf.environments import env_spec
 from quarl_tf.foundation.files import write_bytes
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.spec import Run
@@ -127,16 +129,9 @@ def artifacts(
     networks: dict[str, Network], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
     """Return flatbuffers with sidecars by name; copy one before damaging it (`copy_artifact`)."""
-    steering = {
-        "run": Run("ddpg", "MountainCarContinuous-v0", 0).to_dict(),
-        "run_id": "ddpg-MountainCarContinuous-v0-s0",
-        "env_id": "MountainCarContinuous-v0",
-        "head": "action",
-        "num_actions": None,
-        "action_low": [-1.0],
-        "action_high": [1.0],
-        "observation_shape": [2],
-    }
+    run = Run("ddpg", "MountainCarContinuous-v0", 0)
+    steering = {"run": run.to_dict(), "run_id": run.run_id, "env_id": run.env_id, "head": "action"}
+    steering |= env_spec(run.env_id).facts
     frames = {"observation_shape": [6, 6, 2], "observation_dtype": "uint8"}
     recipes: dict[str, tuple[str, str, str, dict[str, Any]]] = {
         "fp32": ("mlp", "fp32", "float32", {}),
@@ -165,13 +160,7 @@ def artifacts(
 @pytest.fixture
 def copy_artifact(artifacts: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
     """Return a function that copies a flatbuffer and its sidecar into the test's own folder."""
-
-    def copy(name: str) -> Path:
-        for path in (artifacts[name], sidecar_path(artifacts[name])):
-            shutil.copy(path, tmp_path)
-        return tmp_path / artifacts[name].name
-
-    return copy
+    return lambda name: copied(artifacts[name], tmp_path)
 
 
 @pytest.fixture
@@ -219,20 +208,8 @@ def shots(monkeypatch: Patch) -> list[Any]:
 
 
 @pytest.fixture(scope="session")
-def tiny_run() -> Run:
-    """Return a run that trains in a second, for tests that do not depend on what is learned."""
-    # Kernels of fewer than 1024 weights stay in float in dynamic_int8.
-    sizes = {"steps": 1200, "num_envs": 4, "network": [32, 32], "learning_starts": 200}
-    # The ring holds less than is added, so that it wraps.
-    replay = {"buffer_size": 800, "batch_size": 16, "n_step": 2, "target_update": 20}
-    frequencies = {"train_frequency": 64, "gradient_steps": 8, "checkpoint_every": 400}
-    evaluation = {"evaluation_every": 400, "evaluation_episodes": 8}
-    return Run("dqn", "CartPole-v1", 0, sizes | replay | frequencies | evaluation)
-
-
-@pytest.fixture(scope="session")
-def trained(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """Return a workspace in which the tiny run has been trained; copy it before changing it.
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """Return a workspace in which TINY has been trained; copy it before changing it.
 
     Beside it is `killed`, as a kill after the last step leaves it.
     """
@@ -244,7 +221,7 @@ def trained(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Workspac
         if step >= steps:
             shutil.copytree(workspace.root, workspace.root.with_name("killed"))
 
-    train(workspace, tiny_run, keep)
+    train(workspace, TINY, keep)
     return workspace
 
 

@@ -101,6 +101,13 @@ EVALUATION = Evaluation(
     sources="01234567",
 )
 
+_SIZES: dict[str, Any] = {"steps": 1200, "num_envs": 4, "network": [32, 32], "n_step": 2}
+_SIZES |= {"learning_starts": 200, "buffer_size": 800, "batch_size": 16, "gradient_steps": 8}
+_SIZES |= {"train_frequency": 64, "target_update": 20, "checkpoint_every": 400}
+_SIZES |= {"evaluation_every": 400, "evaluation_episodes": 8}
+#: A training of a second, for tests that do not depend on what is learned. Kernels of fewer than
+#: 1024 weights stay in float in dynamic_int8; the ring holds less than is added, so that it wraps.
+TINY = Run("dqn", "CartPole-v1", 0, _SIZES)
 
 #: The file of a study, to which keys can be added.
 STUDY = "name: s\nseeds: [0]\ncells: [{algo: ppo, env: CartPole-v1}]\n"
@@ -148,18 +155,12 @@ def write_presets(path: Path, algo: str, env_id: str, preset: Any) -> Path:
     return path
 
 
-def python(code: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run code in a new process."""
-    command = [sys.executable, "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
-
-
-def run_python(*words: str, folder: Path, code: int = 0) -> str:
-    """Run Python in a folder, which has to end with this code; return its output."""
+def python(*words: str, code: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run Python in a new process, which has to end with this code."""
     command = [sys.executable, *words]
-    completed = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, **options)
     assert completed.returncode == code, completed.stderr
-    return completed.stdout
+    return completed
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
@@ -222,11 +223,7 @@ DRAWN = {
         gym.spaces.Box(np.float32([-2, 0]), np.float32([2, 0.6])),
         "MountainCarContinuous-v0",
     ),
-    "Bytes-v0": (
-        gym.spaces.Box(0, 255, (6,), np.uint8),
-        gym.spaces.Discrete(3),
-        "CartPole-v1",
-    ),
+    "Bytes-v0": (gym.spaces.Box(0, 255, (6,), np.uint8), gym.spaces.Discrete(3), "CartPole-v1"),
     # As a game's, but smaller, and with no byte at an end of its range, as in many games.
     "Frames-v0": (
         gym.spaces.Box(40, 200, (28, 28, 4), np.uint8),

@@ -74,11 +74,6 @@ class Reference:
         return shrink(shrink(np.max(screens, axis=0), 0), 1)
 
 
-@pytest.fixture
-def random() -> np.random.Generator:
-    return np.random.default_rng(0)
-
-
 def single(env_id: str, random: np.random.Generator) -> Iterator[tuple[Any, ...]]:
     """Yield (observation, frames played) for a start, (observation, action, reward, over) after."""
     env = make(env_id)
@@ -117,8 +112,9 @@ def one_of_a_vector(env_id: str, random: np.random.Generator) -> Iterator[tuple[
 
 @pytest.mark.parametrize("plays", [single, one_of_a_vector])
 @pytest.mark.parametrize("env_id", GAMES)
-def test_games_follow_the_protocol(env_id: str, plays: Any, random: np.random.Generator) -> None:
+def test_games_follow_the_protocol(env_id: str, plays: Any) -> None:
     reference, ended, over = Reference(env_id), 0, False
+    random = np.random.default_rng(0)
     for observation, *play in islice(plays(env_id, random), 700):
         if len(play) == 1:
             assert 0 <= play[0] <= 30
@@ -214,8 +210,8 @@ def test_ticks_after_a_lost_life_act_as_a_reset(
     assert envs.unwrapped.actions[len(opening) + 11 :] == [*opening, 8, 8] * 2
 
 
-def test_games_from_one_start_are_equal(random: np.random.Generator) -> None:
-    envs = make(MS_PACMAN), make(MS_PACMAN)
+def test_games_from_one_start_are_equal() -> None:
+    envs, random = (make(MS_PACMAN), make(MS_PACMAN)), np.random.default_rng(0)
     envs[1].reset(seed=100)
     for _ in range(50):  # The other has played before.
         envs[1].step(random.integers(9))
@@ -233,12 +229,12 @@ def test_games_from_one_start_are_equal(random: np.random.Generator) -> None:
             break
 
 
-def test_sticky_games_repeat_actions_by_the_seed_alone(random: np.random.Generator) -> None:
+def test_sticky_games_repeat_actions_by_the_seed_alone() -> None:
     def play(sticky: float, actions: np.ndarray) -> np.ndarray:
         env = make(BREAKOUT, sticky=sticky)
         return np.stack([env.reset(seed=5)[0], *(env.step(action)[0] for action in actions)])
 
-    choices, other_choices = random.integers(4, size=(2, 80))
+    choices, other_choices = np.random.default_rng(0).integers(4, size=(2, 80))
     np.testing.assert_array_equal(play(0.25, choices), play(0.25, choices))
     assert not np.array_equal(play(0.25, choices), play(0.0, choices))
     # An action that is always repeated stays the same.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from samples import Patch, run_python
+from samples import Patch, python
 
 import quarl_tf
 from quarl_tf.cli import main
@@ -58,7 +58,7 @@ def test_each_script_does_its_stage(folder: Path) -> None:
     mine.mkdir(exist_ok=True)
 
     def script(name: str, *words: str, code: int = 0) -> str:
-        return run_python(str(ROOT / name), *words, folder=mine, code=code)
+        return python(str(ROOT / name), *words, cwd=mine, code=code).stdout
 
     run_id = "ppo-CartPole-v1-s0"
     artifact = Workspace(mine).artifact(run_id, "int8")

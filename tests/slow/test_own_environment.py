@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 import yaml
-from samples import Capsys, Patch, refusal, refused, register, run_python, write_presets
+from samples import Capsys, Patch, python, refusal, refused, register, write_presets
 
 from quarl_tf import presets
 from quarl_tf.cli import verbs
@@ -37,7 +37,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "examples/docking.yaml").write_text(values.replace("60000", "8192"))
     # As for the script `quarl`, Python does not import from the current folder.
     words = [*DOCKING, *IMPORT, "--schemes", "fp32,int8", "--episodes", "50"]
-    run_python("-P", "-m", "quarl_tf.cli", "run", *words, folder=folder)
+    python("-P", "-m", "quarl_tf.cli", "run", *words, cwd=folder)
     return folder
 
 
@@ -79,14 +79,11 @@ def test_a_forgotten_import_is_told(here: Path, capsys: Capsys, arguments: Seque
 
 
 def test_a_run_keeps_its_presets(here: Path, tmp_path: Path, capsys: Capsys) -> None:
-    values = yaml.safe_load((here / "examples" / "docking.yaml").read_text())
-    values["ppo"]["Docking-v0"]["epochs"] = 3
-    changed = tmp_path / "changed.yaml"
-    changed.write_text(yaml.safe_dump(values))
-    line = refusal(capsys, "train", *DOCKING, *IMPORT, "--presets", str(changed), code=1)
-    assert "Received: epochs=3 for 10" in line
-    # The preset is looked for in the file.
+    preset = yaml.safe_load((here / "examples/docking.yaml").read_text())["ppo"]["Docking-v0"]
+    file = write_presets(tmp_path / "own.yaml", "ppo", "Docking-v0", preset | {"epochs": 3})
     task = ["train", "--algo", "ppo", "--env", "Docking-v0", *IMPORT]
+    assert "Received: epochs=3 for 10" in refusal(capsys, *task, "--presets", str(file), code=1)
+    # The preset is looked for in the file.
     assert "given with --presets" in refusal(capsys, *task)
 
 

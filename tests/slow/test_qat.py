@@ -22,7 +22,7 @@ from quarl_tf.networks.inference import Snapshot
 from quarl_tf.networks.layers import ActionScaling
 from quarl_tf.quantization import qat, watching
 from quarl_tf.quantization.fake_quantizer import FakeQuantizer
-from quarl_tf.quantization.grid import grid_between, snap
+from quarl_tf.quantization.grid import grid_between, own_grid, snap
 from quarl_tf.quantization.layers import WatchedLayer
 from quarl_tf.spec import QatSchedule, Quantization, Run, TensorFormat
 from quarl_tf.spec.architectures import Architecture, Convolution
@@ -30,14 +30,11 @@ from quarl_tf.store.workspace import Workspace
 from quarl_tf.training import checkpoint, loop
 
 BITS = range(2, 9)
+schedule = partial(QatSchedule, delay=1)
 
 
 def aware(bits: int = 4, **options: Any) -> Quantization:
     return Quantization.from_mapping({"bits": bits, "delay": 1, **options})
-
-
-def schedule(**options: Any) -> QatSchedule:
-    return QatSchedule(delay=1, **options)
 
 
 class Quantized:
@@ -154,24 +151,14 @@ def test_pre_activations_of_tanh_end_where_its_table_does() -> None:
     np.testing.assert_allclose(ends, (-3.5, 2), atol=0.03)
 
 
+@pytest.mark.parametrize("axis", [None, 3])
 @pytest.mark.parametrize("bits", BITS)
-def test_kernels_are_symmetric_and_have_no_lowest_code(bits: int) -> None:
-    kernel = normal(30, 40) + np.float32(0.5)
-    quantized = of_kernel(bits, kernel)
-    low, high = quantized.ends
-    assert -low == high == np.abs(kernel).max()
-    levels = np.unique(quantized(np.linspace(low, high, 1200, dtype=np.float32)))
-    assert len(levels) == 2**bits - 1
-    np.testing.assert_allclose(levels, -levels[::-1])
-
-
-def test_each_output_channel_has_its_own_grid() -> None:
-    kernel = normal(3, 3, 2, 4) * np.float32([0.1, 1, 10, 0])
-    quantized = of_kernel(3, kernel, per_channel=True)
-    np.testing.assert_array_equal(quantized.ends[1][:3], np.abs(kernel).max(axis=(0, 1, 2))[:3])
-    alone = [of_kernel(3, kernel[..., i])(kernel[..., i]) for i in range(4)]
-    np.testing.assert_array_equal(quantized(kernel), np.stack(alone, axis=-1))
-    assert not quantized(kernel)[..., 3].any()
+def test_kernels_are_rounded_as_by_numpy(bits: int, axis: int | None) -> None:
+    kernel = (normal(3, 3, 20, 4) + np.float32(0.5)) * np.float32([0.1, 1, 10, 0])
+    form = TensorFormat(bits=bits, symmetric=True)
+    quantized, grid = of_kernel(bits, kernel, per_channel=axis == 3), own_grid(kernel, form, axis)
+    np.testing.assert_array_equal(quantized.ends, [np.squeeze(end) for end in grid[:2]])
+    np.testing.assert_array_equal(quantized(kernel), snap(kernel, grid, form))
 
 
 UPSTREAM = np.float32([[0.1, -0.3, 7, 1e-9, -2]])
@@ -225,18 +212,14 @@ VECTORS = EnvSpec((6,), "float32", 3)
 CONTROL = EnvSpec((6,), "float32", None, (-2.0, -1.0), (2.0, 3.0))
 IMAGES = EnvSpec((12, 12, 2), "uint8", 3)
 SMALL = Architecture((16, 16))
+SMALL_OF_IMAGES = Architecture((16,), (Convolution(4, 4, 2), Convolution(8, 3, 1)))
 FACTORIES: dict[str, Callable[[], keras.Model]] = {
     "relu": partial(build_policy, VECTORS, Design(SMALL, 3), 0),
     "tanh": partial(build_policy, VECTORS, Design(SMALL, 3, "tanh", 0.01), 0),
     "dueling": partial(build_policy, VECTORS, Design(SMALL, 3, dueling=True), 0),
     "deterministic": partial(build_actor, CONTROL, Design(SMALL, 2), 0),
     "stochastic": partial(build_actor, CONTROL, Design(SMALL, 2, "tanh"), 0, stochastic=True),
-    "images": partial(
-        build_policy,
-        IMAGES,
-        Design(Architecture((16,), (Convolution(4, 4, 2), Convolution(8, 3, 1))), 3),
-        0,
-    ),
+    "images": partial(build_policy, IMAGES, Design(SMALL_OF_IMAGES, 3), 0),
 }
 
 
@@ -475,9 +458,23 @@ def test_until_the_delay_training_is_the_plain_one(name: str, tmp_path: Path) ->
     assert values >= {plain_arrays[key].tobytes() for key in plain_arrays.keys() - set(learned)}
 
 
-def test_grids_that_follow_are_those_of_the_network_that_is_kept(tmp_path: Path) -> None:
+def test_the_best_since_the_delay_is_kept_with_its_grids(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    falling = iter(range(1000, 0, -1))
+    played = loop.rollout.rollout
+
+    def worse_every_time(*arguments: Any) -> Any:
+        return played(*arguments)._replace(returns=[next(falling)])
+
+    monkeypatch.setattr("quarl_tf.training.loop.rollout.rollout", worse_every_time)
     workspace, run = Workspace(tmp_path), at_delay(PLAIN["dqn"], ranges="following")
-    loop.train(workspace, run, silent)
+    notes: list[str] = []
+    record = loop.train(workspace, run, lambda *a: notes.append(a[2]))
+    assert DELAY <= record.best_step < 660
+    assert record.selection_return == 998
+    assert not any("inf" in note for note in notes)
+    # Grids follow: those in the file are of the network that is kept.
     weights = networks.load_weights(workspace.run_dir(run.run_id) / "network.npz")
     kernels = [key for key in weights if key.endswith("/kernel:0")]
     assert len(kernels) == 2
@@ -491,21 +488,6 @@ def test_grids_that_follow_are_those_of_the_network_that_is_kept(tmp_path: Path)
         grid = grid_between(*seen_ends, TensorFormat(bits=bits))
         frozen_ends = [weights[key.replace("seen_high", end)] for end in ("low", "high")]
         np.testing.assert_array_equal(frozen_ends, grid[:2])
-
-
-def test_the_best_before_the_delay_is_forgotten(tmp_path: Path, monkeypatch: Patch) -> None:
-    falling = iter(range(1000, 0, -1))
-    played = loop.rollout.rollout
-
-    def worse_every_time(*arguments: Any) -> Any:
-        return played(*arguments)._replace(returns=[next(falling)])
-
-    monkeypatch.setattr("quarl_tf.training.loop.rollout.rollout", worse_every_time)
-    notes: list[str] = []
-    record = loop.train(Workspace(tmp_path), RUNS["dqn"], lambda *a: notes.append(a[2]))
-    assert DELAY <= record.best_step < 660
-    assert record.selection_return == 998
-    assert not any("inf" in note for note in notes)
 
 
 #: Overrides by which acting depends on the head alone: no noise, no exploration, one draw.

@@ -1,5 +1,6 @@
-"""An interrupted and resumed training ends with the same bytes as an uninterrupted one."""
+"""A training resumes after an interruption, or elsewhere as a run of its own."""
 
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -7,12 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from samples import Patch, products, silent
+from samples import Capsys, Patch, begun, products, refusal, refused, silent
 
 from quarl_tf import agents, environments, networks, pipeline, presets
+from quarl_tf.cli import verbs
 from quarl_tf.environments import airnav, registry
-from quarl_tf.spec import Quantization, Run
-from quarl_tf.store.workspace import Workspace
+from quarl_tf.foundation.files import sha256
+from quarl_tf.spec import Origin, Quantization, Run
+from quarl_tf.store.records import TrainingRecord
+from quarl_tf.store.workspace import Workspace, checkpoint_dir
+from quarl_tf.training import checkpoint
 from quarl_tf.training.loop import train
 
 BREAKOUT = "BreakoutNoFrameskip-v4"
@@ -94,3 +99,135 @@ def test_a_resumed_distillation_gives_same_bytes(tmp_path: Path) -> None:
     preset = pipeline.preset_of(run)
     run = pipeline.with_origin(Workspace(tmp_path / "uncut"), first.run_id, run, preset)
     cut_and_resumed(run, preset, tmp_path)
+
+
+_SAVED = {**_BRIEF, "evaluation_every": 128}
+_SAVED_DQN = {**_SAVED, **_OFF_POLICY, "target_update": 6}
+_SAVED_DDPG = {**_SAVED, **_OFF_POLICY, "learning_starts": 200}
+_SAVED_DDPG |= {"noise": 0.0, "correlated_noise": False}
+RUNS = {
+    "ppo": Run("ppo", "CartPole-v1", 3, {**_SAVED, "minibatch_size": 32, "epochs": 2}),
+    "dqn": Run("dqn", "CartPole-v1", 3, _SAVED_DQN),
+    "ddpg": Run("ddpg", "MountainCarContinuous-v0", 3, _SAVED_DDPG),
+    "dqn at 4 bits": Run("dqn", "CartPole-v1", 3, _SAVED_DQN, _FEW_BITS),
+}
+
+
+def saved(run: Run, folder: Path, file: Path) -> tuple[dict[str, np.ndarray], Any]:
+    """Train, and save the checkpoint in the middle to a file; return its content."""
+    content: list[Any] = []
+    checkpoints = checkpoint_dir(Workspace(folder).run_dir(run.run_id))
+
+    def save(step: int, *_: object) -> None:
+        if not content and step > 256:
+            words = ["checkpoint", "save", run.run_id, str(file), "--root", str(folder)]
+            assert verbs.main(words) == 0
+            content.extend(checkpoint.load_newest(checkpoints) or ())
+
+    train(Workspace(folder), run, save)
+    arrays, state = content
+    return arrays, state
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_a_saved_training_goes_on_where_it_was(kind: str, tmp_path: Path, capsys: Capsys) -> None:
+    run, file = RUNS[kind], tmp_path / "saved.npz"
+    arrays, state = saved(run, tmp_path / "here", file)
+    command = shlex.split(capsys.readouterr().out.partition("resume by ")[2].splitlines()[0])[1:]
+    origin = Origin(run, sha256(file), state["step"], str(file))
+    expected = Run(run.algo, run.env_id, 3, run.overrides, run.quantization, origin=origin)
+    assert expected.run_id.startswith(f"{run.run_id}-from")
+    assert expected.plain == (expected if run.quantization is None else run.plain)
+    # What it starts with.
+    elsewhere = Workspace(tmp_path / "elsewhere")
+    training = begun(elsewhere.root / "begun", expected)
+    training.resume()
+    assert training.step == state["step"] >= 256
+    assert training.collector.episodes == state["episodes"]
+    copies, agent_arrays = set(state["copies"]), training.agent.arrays()
+    assert bool(copies) == (run.algo != "ppo")
+    for name in arrays.keys() - copies:
+        if not name.startswith(("replay/", "best/")):
+            np.testing.assert_array_equal(agent_arrays[name], arrays[name], err_msg=name)
+    for target in training.agent.targets:
+        for name, value in networks.weights(target).items():
+            np.testing.assert_array_equal(value, networks.weights(training.agent.network)[name])
+    # It acts by its network, also while a new replay warms up.
+    if run.algo == "ddpg":
+        observations = training.collector.observations
+        heads = networks.inference.Snapshot(training.agent.network)(observations)
+        np.testing.assert_array_equal(
+            training.agent.act(observations, 0.5), training._spec.greedy(heads)
+        )
+    # As the command that was printed has it, to the end.
+    assert verbs.main([*command, "--root", str(elsewhere.root)]) == 0
+    record = TrainingRecord.load(elsewhere.run_dir(expected.run_id) / "training.json")
+    assert record.run == expected.to_dict()
+    assert record.best_step > state["step"]
+    lines, continued = (
+        (folder / "progress.csv").read_text().splitlines()
+        for folder in (tmp_path / "here/runs" / run.run_id, elsewhere.run_dir(expected.run_id))
+    )
+    shared = len(state["rows"]) + 1
+    assert continued[:shared] == lines[:shared]
+    assert [line.split(",")[0] for line in continued] == [line.split(",")[0] for line in lines]
+
+
+def test_what_a_training_is_held_to_is_saved_with_it(tmp_path: Path, capsys: Capsys) -> None:
+    first, overrides = RUNS["dqn"], {**_SAVED_DQN, "distillation": 0.5}
+    run = Run("dqn", "CartPole-v1", 3, overrides)
+    preset = presets.load("dqn", "CartPole-v1", overrides)
+    message = refusal(capsys, *shlex.split(run.command("train"))[1:], "--root", str(tmp_path))
+    assert "name it (--from RUN). Received: distillation=0.5" in message
+    assert not list(tmp_path.iterdir())
+    train(Workspace(tmp_path), first, silent)
+    run = pipeline.with_origin(Workspace(tmp_path), first.run_id, run, preset)
+    arrays, state = saved(run, tmp_path, tmp_path / "saved.npz")
+    # Elsewhere, where that network is not.
+    file = str(tmp_path / "saved.npz")
+    continued = pipeline.with_origin(
+        Workspace(tmp_path / "elsewhere"), file, replace(run, origin=None), preset
+    )
+    training = begun(tmp_path / "elsewhere/runs/begun", continued)
+    training.resume()
+    assert training.step == state["step"]
+    weights = networks.load_weights(tmp_path / "runs" / first.run_id / "network.npz")
+    teacher = networks.weights(training.agent.teacher)
+    for name, value in weights.items():
+        np.testing.assert_array_equal(teacher[name], value)
+        np.testing.assert_array_equal(arrays[f"teacher/{name}"], value)
+    assert not np.array_equal(weights["head/kernel:0"], arrays["best/head/kernel:0"])
+    # One that would learn no more is not gone on with.
+    content, state = checkpoint.load_to_go_on(Path(file))
+    late = checkpoint.save(tmp_path / "late", 500, content, {**state, "step": 500})
+    message = refused(checkpoint.going_on, late, replace(run, origin=None), preset)
+    assert "12 steps left, of which learning_starts=64" in message
+
+
+def test_what_cannot_be_saved_or_gone_on_from_is_one_line(
+    tmp_path: Path, capsys: Capsys, monkeypatch: Patch
+) -> None:
+    run, file = RUNS["ppo"], tmp_path / "saved.npz"
+    saved(run, tmp_path, file)
+    capsys.readouterr()
+    words = ["checkpoint", "save", run.run_id, "--root", str(tmp_path)]
+    assert "has no checkpoint" in refusal(capsys, *words, str(file), code=1)
+    assert "ends in .npz" in refusal(capsys, *words, "saved.zip")
+    task = [*shlex.split(run.command("train"))[1:], "--from", str(file), "--dry-run"]
+    assert verbs.main(task) == 0
+    capsys.readouterr()
+    message = refusal(capsys, *task, "-p", "discount=0.5", code=1)
+    assert "with other settings; give the same ones. Received: discount=0.5 for 0.98" in message
+    message = refusal(capsys, *task, "--seed", "4")
+    assert "continues with its own seed; give --seed 3. Received: seed=4" in message
+    arrays, state = checkpoint.load_to_go_on(file)
+    monkeypatch.setattr(checkpoint, "LIMIT", 1000)
+    checkpoint.save(checkpoint_dir(tmp_path / "large"), 256, arrays, state)
+    message = refused(checkpoint.save_to_go_on, tmp_path / "large", tmp_path / "large.npz")
+    assert "larger than 1,000 bytes" in message
+    assert not (tmp_path / "large.npz").exists()
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 255  # Within a compressed array.
+    for damaged in (content, content[:-100]):
+        file.write_bytes(damaged)
+        assert "no whole file of `quarl checkpoint" in refusal(capsys, *task, code=1)

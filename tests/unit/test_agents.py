@@ -17,6 +17,7 @@ from quarl_tf.agents.dqn import epsilon_greedy
 from quarl_tf.agents.on_policy import advantage_estimates
 from quarl_tf.environments import EnvSpec
 from quarl_tf.foundation.keras import tf
+from quarl_tf.networks.layers import unwrap
 from quarl_tf.quantization import watching
 from quarl_tf.spec import Quantization
 
@@ -49,6 +50,10 @@ def test_an_agent_that_starts_from_a_network_acts_as_it_and_keeps_its_statistics
     inputs = np.random.default_rng(0).normal(size=(32, len(mean))).astype(np.float32)
     for network in (agent.network, *agent.targets):
         np.testing.assert_allclose(network(inputs), origin(inputs), rtol=1e-5, atol=1e-5)
+    for model in agent._model.normalised_networks if algo == "ppo" else ():  # Its critic, too.
+        normalizer = unwrap(model.get_layer("normalizer"))
+        np.testing.assert_allclose(normalizer.mean, mean, rtol=1e-5)
+        np.testing.assert_allclose(normalizer.inverse_deviation, 1 / deviation, rtol=1e-5)
     # A hundred observations more, all of them 1 above the mean.
     agent._statistics.update(np.tile(np.float32(mean + 1), (100, 1)))
     assert agent._statistics.apply_to([origin])

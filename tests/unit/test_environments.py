@@ -219,8 +219,8 @@ print(len(loaded()))
 """
     # Buffered as it is for users: what C libraries print then comes late.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    process = python(code, env=env)
-    assert (process.returncode, process.stderr) == (0, "")
+    process = python("-c", code, env=env)
+    assert process.stderr == ""
     assert process.stdout.split() == ["True"] * len(packages) + ["4"]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from samples import python, run_python
+from samples import python
 
 import quarl_tf
 
@@ -45,7 +45,7 @@ def test_imports_point_down() -> None:
 
 def printed_by(code: str) -> str:
     """Return what code prints in a new process."""
-    return run_python("-c", code, folder=PACKAGE.parent)
+    return python("-c", code, cwd=PACKAGE.parent).stdout
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_the_command_names_the_extra_that_is_not_installed(module: str, extra: s
     task = ["train", "CartPole-v1"] if extra == "train" else ["report", "dqn-CartPole-v1-s0"]
     words = [*task, "--root", "/proc/nowhere" if extra == "train" else str(PACKAGE.parent)]
     code = f"import sys; sys.modules[{module!r}] = None; import quarl_tf.cli as c; c.main({words})"
-    process = python(code)
+    process = python("-c", code)
     assert f"pip install '.[{extra}]'" in process.stderr
     assert process.stderr.count("\n") == 1
 
