@@ -1,21 +1,15 @@
 """Policies in C, compiled as strictly as can be, and what they must compute."""
 
 import os
-import shutil
 import subprocess
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from quarl_tf.export import c_source
 from quarl_tf.export.graph import Graph
-from quarl_tf.foundation.files import sha256
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.store.records import Sidecar
-from quarl_tf.store.workspace import sidecar_path
 
 STRICT = ("-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-O2")
 SANITIZED = (*STRICT, "-fsanitize=undefined,address", "-fno-sanitize-recover=all")
@@ -37,21 +31,6 @@ int main(void)
     return 0;
 }}
 """
-
-
-def copied(artifact: Path, folder: Path) -> Path:
-    """Copy a flatbuffer and its sidecar."""
-    for suffix in (".tflite", ".json"):
-        shutil.copy(artifact.with_suffix(suffix), folder)
-    return folder / artifact.name
-
-
-def described(content: bytes, source: Path, path: Path, **changes: Any) -> Path:
-    """Write a flatbuffer with the sidecar of another, but for changes."""
-    path.write_bytes(content)
-    sidecar = Sidecar.load(sidecar_path(source))
-    replace(sidecar, sha256=sha256(path), **changes).save(sidecar_path(path))
-    return path
 
 
 def run(
@@ -96,8 +75,6 @@ def around(artifact: Path, count: int) -> np.ndarray:
     """Draw observations around the mean of the normaliser, some far beyond its range."""
     graph = Graph(artifact.read_bytes())
     mean, inverse = (graph.constant(operator.inputs[1]) for operator in graph.operators[:2])
-    assert mean is not None
-    assert inverse is not None
     random = np.random.default_rng(0)
     shape = count, *Policy.load(artifact).sidecar.observation_shape
     return (mean + random.normal(0, 2, shape) / inverse).astype(np.float32)

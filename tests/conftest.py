@@ -1,9 +1,8 @@
 """Small flatbuffers with sidecars, which TensorFlow's converter makes once per session."""
 
-import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -14,14 +13,14 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from compiled import copied
 from hypothesis import settings
-from samples import SIDECAR, TINY, Drawn, Patch, register
+from samples import SIDECAR, TINY, Artifacts, Copy, Describe, Drawn, Patch, copied, register
 
 from quarl_tf.environments import env_spec
+from quarl_tf.export.ptq import described
 from quarl_tf.foundation.files import write_bytes
-from quarl_tf.runtime import flatbuffer
 from quarl_tf.spec import Run
+from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import Workspace, sidecar_path
 
 # Before anything imports TensorFlow: TF-Agents knows only Keras 2.
@@ -33,6 +32,11 @@ settings.register_profile("quarl", deadline=None)
 settings.load_profile("quarl")
 
 Layers = Sequence[tuple[np.ndarray, np.ndarray]]
+
+_CAR = Run("ddpg", "MountainCarContinuous-v0", 0)
+#: What is in the sidecar of a policy of continuous actions.
+STEERING = {"run": _CAR.to_dict(), "run_id": _CAR.run_id, "env_id": _CAR.env_id, "head": "action"}
+STEERING |= env_spec(_CAR.env_id).facts
 
 
 @dataclass(frozen=True)
@@ -56,45 +60,39 @@ class Network:
 
     def convert(self, scheme: str, io: str = "float32") -> bytes:
         """Make a flatbuffer; `io` is the type of its quantised input and output, if they are."""
-        import tensorflow as tf
+        from quarl_tf.export.converter import converted, of_function
+        from quarl_tf.foundation.keras import tf
 
-        # Quantised inputs take over the float input that the converter sees.
-        raw_bytes = self.dtype == "uint8" and io == "float32"
-        input_type = tf.uint8 if raw_bytes else tf.float32
-        shape = self.calibration.shape[1:]
-
-        def forward(observation: Any) -> dict[str, Any]:
+        def forward(observation: Any) -> Any:
             x = tf.reshape(tf.cast(observation, tf.float32), [1, -1])
             x = x / 255.0 if self.dtype == "uint8" else x
             for i, (kernel, bias) in enumerate(self.layers):
                 x = tf.matmul(x, tf.constant(kernel)) + tf.constant(bias)
                 x = tf.nn.relu(x) if i < len(self.layers) - 1 else x
-            return {"head": tf.tanh(x) if self.tanh else x}
+            return tf.tanh(x) if self.tanh else x
 
-        spec = tf.TensorSpec([1, *shape], input_type, name="observation")
-        concrete = tf.function(forward).get_concrete_function(spec)
-        converter = tf.lite.TFLiteConverter.from_concrete_functions([concrete], tf.Module())
+        # Quantised inputs take over the float input that the converter sees.
+        input_type = self.dtype if io == "float32" else "float32"
+        converter = of_function(forward, self.calibration.shape[1:], input_type)
         if scheme != "fp32":
             converter.optimizations = [tf.lite.Optimize.DEFAULT]
         if scheme == "fp16":
             converter.target_spec.supported_types = [tf.float16]
         if scheme == "int8":
-            samples = self.calibration.astype(input_type.as_numpy_dtype)
+            samples = self.calibration.astype(input_type)
             converter.representative_dataset = lambda: ([x[None]] for x in samples)
             converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
-            if not raw_bytes:
+            if input_type == "float32":
                 converter.inference_input_type = converter.inference_output_type = tf.as_dtype(io)
-        return bytes(converter.convert())
+        return converted(converter)
 
 
-def write_flatbuffer(path: Path, content: bytes, **changes: Any) -> Path:
-    """Write a flatbuffer and a sidecar for CartPole, which is right except for the changes."""
-    audit, hashed = flatbuffer.audit(content), hashlib.sha256(content).hexdigest()
-    types = {"tensor_dtypes": audit.tensor_dtypes, "weight_dtypes": audit.weight_dtypes}
-    values = {"sha256": hashed, "size_bytes": len(content), "operators": audit.operators}
+def write_flatbuffer(
+    path: Path, content: bytes, sidecar: Sidecar = SIDECAR, **changes: Any
+) -> Path:
+    """Write a flatbuffer and a sidecar (for CartPole), which is right except for the changes."""
     write_bytes(path, content)
-    sidecar = replace(SIDECAR, **{**values, **types, "check": {}, **changes})
-    sidecar.save(sidecar_path(path))
+    replace(sidecar, **(described(content) | changes)).save(sidecar_path(path))
     return path
 
 
@@ -125,13 +123,8 @@ def networks() -> dict[str, Network]:
 
 
 @pytest.fixture(scope="session")
-def artifacts(
-    networks: dict[str, Network], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Path]:
+def artifacts(networks: dict[str, Network], tmp_path_factory: pytest.TempPathFactory) -> Artifacts:
     """Return flatbuffers with sidecars by name; copy one before damaging it (`copy_artifact`)."""
-    run = Run("ddpg", "MountainCarContinuous-v0", 0)
-    steering = {"run": run.to_dict(), "run_id": run.run_id, "env_id": run.env_id, "head": "action"}
-    steering |= env_spec(run.env_id).facts
     frames = {"observation_shape": [6, 6, 2], "observation_dtype": "uint8"}
     recipes: dict[str, tuple[str, str, str, dict[str, Any]]] = {
         "fp32": ("mlp", "fp32", "float32", {}),
@@ -145,8 +138,8 @@ def artifacts(
         "frames": ("frames", "fp32", "float32", frames),
         "frames_int8_io": ("frames", "int8", "int8", frames),
         "frames_uint8_io": ("frames", "int8", "uint8", frames),
-        "steering": ("steering", "fp32", "float32", steering),
-        "steering_int8_io": ("steering", "int8", "int8", steering),
+        "steering": ("steering", "fp32", "float32", STEERING),
+        "steering_int8_io": ("steering", "int8", "int8", STEERING),
     }
     folder = tmp_path_factory.mktemp("artifacts")
     paths = {}
@@ -158,13 +151,13 @@ def artifacts(
 
 
 @pytest.fixture
-def copy_artifact(artifacts: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
+def copy_artifact(artifacts: Artifacts, tmp_path: Path) -> Copy:
     """Return a function that copies a flatbuffer and its sidecar into the test's own folder."""
     return lambda name: copied(artifacts[name], tmp_path)
 
 
 @pytest.fixture
-def describe(tmp_path: Path) -> Callable[..., Path]:
+def describe(tmp_path: Path) -> Describe:
     """Return a function that writes content and a sidecar, which is right except for changes."""
 
     def write(content: bytes, name: str = "policy", **changes: Any) -> Path:

@@ -3,6 +3,7 @@
 import csv
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -33,6 +34,9 @@ from quarl_tf.training import loop
 Capsys, Patch = pytest.CaptureFixture[str], pytest.MonkeyPatch
 Artifacts, Copy, Describe = dict[str, Path], Callable[[str], Path], Callable[..., Path]
 
+ROOT = Path(__file__).parents[1]
+MODELS = ROOT / "tflite_models"
+
 RUN = Run("dqn", "CartPole-v1", 0)
 
 PRESET = presets.load("dqn", "CartPole-v1")
@@ -50,7 +54,7 @@ TRAINING = TrainingRecord(
     versions={"numpy": "2"},
     commits=["0123456789ab"],
     sources=["01234567"],
-    processors=["a processor"],
+    processors=["Alpha with avx2"],
 )
 
 SIDECAR = Sidecar(
@@ -77,7 +81,7 @@ SIDECAR = Sidecar(
     preset=TRAINING.preset,
     trained_commits=TRAINING.commits,
     trained_on=TRAINING.processors,
-    versions={},
+    versions={"tensorflow": "2.21.0"},
     commit=None,
     sources="01234567",
 )
@@ -92,12 +96,12 @@ EVALUATION = Evaluation(
     returns=[9.0, 10.0],
     lengths=[9, 10],
     starts=None,
-    ties=0,
+    ties=3,
     latency_us={"median": 9.0, "p95": 11.5},
     reference_sha256=None,
     agreement={"fraction": 1.0, "states": 19},
     versions={},
-    processor="a processor",
+    processor="Beta with asimd",
     sources="01234567",
 )
 
@@ -117,12 +121,11 @@ def silent(*_: Any) -> None:
     """Show no progress."""
 
 
-def refused(
-    function: Any, *arguments: Any, error: type[QuarlError] = QuarlError, **options: Any
-) -> str:
-    """Call a function that has to raise this error; return its one line."""
-    with pytest.raises(error) as caught:
+def refused(function: Any, *arguments: Any, code: int | None = None, **options: Any) -> str:
+    """Call a function that has to raise a QuarlError, of this exit code; return its one line."""
+    with pytest.raises(QuarlError) as caught:
         function(*arguments, **options)
+    assert code in (None, caught.value.exit_code)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -161,6 +164,13 @@ def python(*words: str, code: int = 0, **options: Any) -> subprocess.CompletedPr
     completed = subprocess.run(command, capture_output=True, text=True, check=False, **options)
     assert completed.returncode == code, completed.stderr
     return completed
+
+
+def copied(artifact: Path, folder: Path) -> Path:
+    """Copy a flatbuffer and its sidecar."""
+    for suffix in (".tflite", ".json"):
+        shutil.copy(artifact.with_suffix(suffix), folder)
+    return folder / artifact.name
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:

@@ -7,17 +7,17 @@ from pathlib import Path
 import compiled
 import numpy as np
 import pytest
+from samples import MODELS, copied
 
 from quarl_tf import environments
 from quarl_tf.environments.acting import ticks
 from quarl_tf.runtime.policy import Policy
 
-MODELS = Path(__file__).parents[2] / "tflite_models"
 PONG = MODELS / "PongNoFrameskip-v4"
 
 
 def test_policies_of_images_in_500_states(tmp_path: Path) -> None:
-    artifact = compiled.copied(PONG / "dqn/s0-e062e97a/int8.tflite", tmp_path)
+    artifact = copied(PONG / "dqn/s0-e062e97a/int8.tflite", tmp_path)
     policy = Policy.load(artifact)
     with closing(environments.make(policy.sidecar.env_id)) as env:
         game = ticks(env, policy.act, env.reset(seed=0)[0])
@@ -43,5 +43,5 @@ def grey_squares() -> np.ndarray:
     ],
 )
 def test_heads_of_grey_squares(name: str, flags: tuple[str, ...], tmp_path: Path) -> None:
-    artifact = compiled.copied(PONG / f"{name}.tflite", tmp_path)
+    artifact = copied(PONG / f"{name}.tflite", tmp_path)
     compiled.check(artifact, grey_squares(), flags)

@@ -114,6 +114,7 @@ def test_a_run_with_bits_is_compared_with_the_plain_one_on_the_same_episodes(
     workspace = Workspace(root)
     folder = workspace.artifact_dir(run_id)
     assert [path.name for path in folder.glob("*.tflite")] == ["qat_w4a4.tflite"]
+    assert not (folder / "random.eval.json").exists()  # It is beside the plain run.
     artifact, reference = folder / "qat_w4a4.tflite", workspace.artifact(plain_id, "fp32")
     assert reference_path(artifact, Sidecar.load(sidecar_path(artifact))) == reference
     evaluation, baseline = (Evaluation.load(evaluation_path(p)) for p in (artifact, reference))

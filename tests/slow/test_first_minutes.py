@@ -8,14 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from samples import Patch, python
+from samples import ROOT, Patch, python
 
 import quarl_tf
 from quarl_tf.cli import main
 from quarl_tf.store.records import Evaluation
 from quarl_tf.store.workspace import Workspace, evaluation_path
 
-ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "README.md").read_text()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 import yaml
-from samples import Capsys, Patch, python, refusal, refused, register, write_presets
+from samples import ROOT, Capsys, Patch, python, refusal, refused, register, write_presets
 
 from quarl_tf import presets
 from quarl_tf.cli import verbs
@@ -19,7 +19,6 @@ from quarl_tf.presets import tables
 from quarl_tf.spec import Run
 from quarl_tf.store.workspace import Workspace
 
-ROOT = Path(__file__).parents[2]
 RUN_ID = "ppo-Docking-v0-s0"
 INT8 = str(Workspace(Path()).artifact(RUN_ID, "int8"))
 DOCKING = ["--algo", "ppo", "--env", "Docking-v0", "--presets", "examples/docking.yaml"]

@@ -15,7 +15,6 @@ from quarl_tf import agents, networks, presets
 from quarl_tf.agents.distributions import Categorical
 from quarl_tf.environments import EnvSpec
 from quarl_tf.environments.acting import Tick
-from quarl_tf.foundation.errors import UsageError
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.networks import Design, build_actor, build_policy, inference
 from quarl_tf.networks.inference import Snapshot
@@ -303,7 +302,7 @@ def test_single_layers_may_have_bits_of_their_own() -> None:
     assert counts["hidden_0_tanh"] <= 4 < counts["hidden_1_tanh"] <= 16 < counts["head"] <= 64
     assert [bits for bits, _ in qat.kernel_grids(network)] == [2, 4, 6]
     misspelt = watching(aware(4, **{"hiden_0.bits": 2}))
-    assert "did you mean hidden_0" in refused(misspelt, FACTORIES["tanh"](), error=UsageError)
+    assert "did you mean hidden_0" in refused(misspelt, FACTORIES["tanh"](), code=2)
 
 
 #: The first two are tried with every network.
@@ -363,7 +362,7 @@ def test_a_following_range_grows_with_the_next_freeze() -> None:
 
 def test_ranges_that_are_not_finite_or_unknown_are_refused() -> None:
     network = watching(aware(ranges="extremes"))(FACTORIES["relu"]())
-    assert "Received: delay=7" in refused(qat.require_watched, network, 7, error=UsageError)
+    assert "Received: delay=7" in refused(qat.require_watched, network, 7, code=2)
     network(np.full((4, 6), 2.0, np.float32), training=True)
     qat.require_watched(network, 7)
     kernel = network.get_layer("hidden_1").trainable_variables[0]
@@ -547,6 +546,6 @@ def test_from_the_delay_on_the_quantised_network_acts_on_fixed_grids(
 def test_a_delay_behind_the_end_is_refused_before_the_training(tmp_path: Path) -> None:
     quantization = Quantization.from_mapping({"bits": 4, "delay": 10**6})
     run = Run("ppo", "CartPole-v1", 0, {"steps": 512}, quantization)
-    message = refused(loop.train, Workspace(tmp_path), run, silent, error=UsageError)
+    message = refused(loop.train, Workspace(tmp_path), run, silent, code=2)
     assert "Received: delay=1000000" in message
     assert not (tmp_path / "runs").exists()

@@ -9,11 +9,11 @@ from pathlib import Path
 import compiled
 import numpy as np
 import pytest
+from samples import MODELS, copied
 
 from quarl_tf.export import boards
 from quarl_tf.runtime.policy import Policy
 
-MODELS = Path(__file__).parents[2] / "tflite_models"
 DENSE = ("CartPole-v1/dqn/s0", "LunarLander-v3/ppo/s0")
 
 #: A compiler for 32-bit Arm, and what runs its programs.
@@ -38,7 +38,7 @@ np.save("heads.npy", heads)
 def test_32_bit_arm_computes_the_same_bits(run: str, fixed: bool, tmp_path: Path) -> None:
     if None in map(shutil.which, ARM):
         pytest.fail("install gcc-arm-linux-gnueabihf and qemu-user-static", pytrace=False)
-    artifact = compiled.copied(MODELS / run / "int8.tflite", tmp_path)
+    artifact = copied(MODELS / run / "int8.tflite", tmp_path)
     observations = compiled.around(artifact, 500) * (65536 if fixed else 1)
     flags = (*compiled.STRICT, "-static")
     on_host = compiled.run(artifact, observations, flags, fixed=fixed)

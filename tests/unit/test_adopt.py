@@ -79,15 +79,9 @@ def test_a_policy_without_layers_is_not_quantised(file: Path, capsys: Capsys) ->
 
 
 def test_sidecars_give_missing_options(artifacts: Artifacts, file: Path, capsys: Capsys) -> None:
+    fields = {"env_id": "CartPole-v1", "head": "q_values", "observation_shape": [4]}
     unbounded = {"action_low": None, "action_high": None, "action_std": []}
-    describe(
-        file,
-        env_id="CartPole-v1",
-        head="q_values",
-        observation_shape=[4],
-        num_actions=2,
-        **unbounded,
-    )
+    describe(file, num_actions=2, **fields, **unbounded)
     assert "adopt it (quarl adopt)" in refusal(capsys, "evaluate", str(file), code=1)
     printed(capsys, "adopt", str(file), "--episodes", "1")
     assert "can be adopted" in printed(capsys, "inspect", str(file))
@@ -155,9 +149,7 @@ def test_only_floats_are_adopted(artifacts: Artifacts, file: Path, capsys: Capsy
     assert "--head logits" in line
 
 
-def test_copies_of_another_policy_need_another_name(
-    artifacts: Artifacts, file: Path, capsys: Capsys
-) -> None:
+def test_another_policy_needs_a_name(artifacts: Artifacts, file: Path, capsys: Capsys) -> None:
     printed(capsys, "adopt", str(file), *MINE, "--schemes", "ptq_w4", "--episodes", "1")
     for suffix in ("tflite", "json"):
         (FOLDER / f"fp32.{suffix}").unlink()

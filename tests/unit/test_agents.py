@@ -37,9 +37,7 @@ def build(
 @pytest.mark.parametrize(
     ("algo", "spec"), [("dqn", CART_POLE), ("ddpg", STEERED), ("ppo", STEERED)]
 )
-def test_an_agent_that_starts_from_a_network_acts_as_it_and_keeps_its_statistics(
-    algo: str, spec: EnvSpec
-) -> None:
+def test_an_agent_from_a_network_acts_as_it_and_keeps_its_statistics(algo: str, spec: Any) -> None:
     origin = build(algo, spec).network
     scramble(origin)
     mean, deviation = np.arange(spec.observation_shape[0]), 0.5

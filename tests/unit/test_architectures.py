@@ -7,7 +7,6 @@ from samples import refused
 
 from quarl_tf import presets
 from quarl_tf.environments import EnvSpec
-from quarl_tf.foundation.errors import UsageError
 from quarl_tf.networks import Design, build_policy
 from quarl_tf.spec.architectures import NAMED, Architecture, Convolution, architecture
 
@@ -67,5 +66,5 @@ def test_presets_know_networks_by_name_and_by_list() -> None:
     assert presets.load("dqn", pong, {"network": "li"}).architecture == NAMED["li"]
     flat = presets.load("dqn", pong, {"network": [7, 3], "precision": "float32"})
     assert flat.architecture == Architecture((7, 3))
-    message = refused(presets.load, "dqn", pong, {"network": "Natur"}, error=UsageError)
+    message = refused(presets.load, "dqn", pong, {"network": "Natur"}, code=2)
     assert message.endswith("did you mean nature? Received: network='Natur'")

@@ -4,10 +4,10 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
-import compiled
 import pytest
-from samples import Capsys, Patch, printed, refusal, silent
+from samples import MODELS, Capsys, Patch, copied, printed, refusal, silent
 
 from quarl_tf.cli import main, verbs
 from quarl_tf.evaluation import bench as benches
@@ -15,7 +15,7 @@ from quarl_tf.foundation.files import sha256
 from quarl_tf.runtime import POLICIES
 from quarl_tf.store.records import Evaluation
 
-PUBLISHED = Path(__file__).parents[2] / "tflite_models/CartPole-v1/dqn/s0"
+PUBLISHED = MODELS / "CartPole-v1/dqn/s0"
 CART_POLE = POLICIES / "CartPole-v1/dqn/s0/int8.tflite"
 CAR = POLICIES / "MountainCarContinuous-v0/ddpg/s0/int8.tflite"
 
@@ -27,20 +27,16 @@ def _same_memory(monkeypatch: Patch) -> None:
 
 
 def test_files_are_timed_in_turns(tmp_path: Path, capsys: Capsys, monkeypatch: Patch) -> None:
-    order, load = list[Path](), benches.Policy.load
-
-    def recorded(path: Path, threads: int = 1) -> benches.Policy:
-        order.extend({path} & {CART_POLE, CAR})
-        return load(path, threads)
-
+    loaded = Mock(wraps=benches.Policy.load)
     monkeypatch.setattr(benches.provenance, "available_cores", lambda: {0, 1})
-    monkeypatch.setattr(benches.Policy, "load", recorded)
+    monkeypatch.setattr(benches.Policy, "load", loaded)
     target = tmp_path / "new/bench.json"
     words = ("bench", str(CART_POLE), str(CAR), "--calls", "20", "--json", str(target))
     blocked = f"{CART_POLE}/bench.json"
     assert f"Cannot write {CART_POLE}" in refusal(capsys, *words[:-1], blocked, code=1)
     output = printed(capsys, *words)
     # Nothing was timed for the other.
+    order = [path for (path, *_), _ in loaded.call_args_list if path in (CART_POLE, CAR)]
     assert order == [CART_POLE, CAR, *[CART_POLE, CART_POLE, CAR, CAR] * 5]
     assert all(text in output for text in ("threads: 1", "threads: 2", "as C", str(target)))
     measurements = json.loads(target.read_text())
@@ -84,7 +80,7 @@ def test_a_busy_machine_is_told(
 
 
 def test_latencies_are_replaced(tmp_path: Path, capsys: Capsys, monkeypatch: Patch) -> None:
-    file = compiled.copied(PUBLISHED / "int8.tflite", tmp_path)
+    file = copied(PUBLISHED / "int8.tflite", tmp_path)
     target = Path(shutil.copy(PUBLISHED / "int8.eval.json", tmp_path))
     played = Evaluation.load(target)
     measurements = benches.bench([file], 5, silent)

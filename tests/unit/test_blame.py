@@ -8,7 +8,7 @@ import compiled
 import numpy as np
 import pandas as pd
 import pytest
-from samples import Artifacts, Capsys, Copy, Patch, printed, refusal
+from samples import MODELS, Artifacts, Capsys, Copy, Patch, printed, refusal
 
 from quarl_tf.evaluation.blame import _disagreement, blame
 from quarl_tf.evaluation.compare import mean_interval
@@ -21,7 +21,7 @@ from quarl_tf.store.workspace import Workspace, blame_path, sidecar_path
 
 
 def test_layers_before_a_tanh_are_judged_up_to_where_int8_ends(monkeypatch: Patch) -> None:
-    path = Path(__file__).parents[2] / "tflite_models/CartPole-v1/ppo/s0/fp32.tflite"
+    path = MODELS / "CartPole-v1/ppo/s0/fp32.tflite"
     monkeypatch.setattr(calibration, "observations", lambda _: compiled.around(path, 500))
     hidden = blame(path.read_bytes(), Policy.load(path), episodes=1)[:-1]
     assert max(max(-row.low, row.high) for row in hidden) == 3.5
@@ -64,9 +64,7 @@ def test_gains_are_paired_with_an_interval(copy_artifact: Copy, monkeypatch: Pat
     assert (no_gain, gain_of_one) == (mean_interval([0.0] * 20), mean_interval([1.0] * 20))
 
 
-def test_the_recipe_that_earns_most_is_recorded_with_all_returns(
-    copy_artifact: Copy, monkeypatch: Patch
-) -> None:
+def test_the_recipe_that_earns_most_is_recorded(copy_artifact: Copy, monkeypatch: Patch) -> None:
     monkeypatch.setattr(auto, "_ROLLOUTS", 2)
     scheme = Scheme.parse("int8_auto")
     artifact = quantize(copy_artifact("balancer"), scheme)

@@ -11,16 +11,17 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from ai_edge_litert.schema_py_generated import BuiltinOperator
-from samples import Artifacts, Capsys, Copy, Patch, printed, refusal
+from conftest import write_flatbuffer
+from samples import MODELS, ROOT, Artifacts, Capsys, Copy, Patch, copied, printed, refusal
 
 from quarl_tf.export import c_source
 from quarl_tf.export.graph import Graph
 from quarl_tf.export.ptq import quantized
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import Scheme
+from quarl_tf.store.records import Sidecar
+from quarl_tf.store.workspace import sidecar_path
 
-ROOT = Path(__file__).parents[2]
-MODELS = ROOT / "tflite_models"
 CARTPOLE = MODELS / "CartPole-v1/dqn/s0/int8.tflite"
 PONG = MODELS / "PongNoFrameskip-v4/ppo/s0-cc080679/int8.tflite"
 
@@ -35,7 +36,7 @@ PONG = MODELS / "PongNoFrameskip-v4/ppo/s0-cc080679/int8.tflite"
     ],
 )
 def test_dense_heads_are_those_of_the_reference_kernels(name: str, tmp_path: Path) -> None:
-    artifact = compiled.copied(MODELS / f"{name}.tflite", tmp_path)
+    artifact = copied(MODELS / f"{name}.tflite", tmp_path)
     compiled.check(artifact, compiled.around(artifact, 2000))
 
 
@@ -43,7 +44,7 @@ def test_a_program_may_have_several_policies(tmp_path: Path) -> None:
     actions = []
     for folder, name in ((tmp_path / "dqn", "CartPole-v1"), (tmp_path / "ppo", "LunarLander-v3")):
         folder.mkdir()
-        artifact = compiled.copied(MODELS / name / folder.name / "s0/int8.tflite", folder)
+        artifact = copied(MODELS / name / folder.name / "s0/int8.tflite", folder)
         c_source.write(artifact)
         caller = '#include "int8.h"\nstatic float zeros[POLICY_OBSERVATION_SIZE];\n'
         caller += f"int {folder.name}(void) {{ return policy_act(zeros); }}\n"
@@ -76,10 +77,11 @@ def test_multipliers_round_as_doubles(scale: float) -> None:
 @pytest.mark.parametrize("name", ["CartPole-v1/a2c/s0", "MountainCarContinuous-v0/ddpg/s0"])
 @pytest.mark.parametrize("scheme", ["int8_tensor", "int8_head32"])
 def test_other_int8_schemes_compute_the_same(name: str, scheme: str, tmp_path: Path) -> None:
-    reference = compiled.copied(MODELS / name / "fp32.tflite", tmp_path)
+    reference = copied(MODELS / name / "fp32.tflite", tmp_path)
     observations = compiled.around(reference, 300)
     content = quantized(reference.read_bytes(), Scheme.parse(scheme), observations)
-    artifact = compiled.described(content, reference, tmp_path / f"{scheme}.tflite")
+    sidecar = Sidecar.load(sidecar_path(reference))
+    artifact = write_flatbuffer(tmp_path / f"{scheme}.tflite", content, sidecar)
     compiled.check(artifact, observations, compiled.SANITIZED)
     # A float head has no codes.
     header = artifact.with_suffix(".h").read_text()
@@ -88,7 +90,7 @@ def test_other_int8_schemes_compute_the_same(name: str, scheme: str, tmp_path: P
 
 @pytest.mark.parametrize("run", ["LunarLander-v3/ppo/s0", "MountainCarContinuous-v0/ddpg/s0"])
 def test_actions_without_floats_are_the_same_but_near_ties(run: str, tmp_path: Path) -> None:
-    artifact = compiled.copied(MODELS / run / "int8.tflite", tmp_path)
+    artifact = copied(MODELS / run / "int8.tflite", tmp_path)
     policy, states = Policy.load(artifact), list[np.ndarray]()
     with gym.make(policy.sidecar.env_id) as env:
         states.append(env.reset(seed=0)[0])
@@ -119,7 +121,7 @@ def test_files_of_the_converter(copy_artifact: Copy, networks: dict[str, Any]) -
 
 
 def test_the_header_has_origin_and_size(tmp_path: Path) -> None:
-    artifact = compiled.copied(CARTPOLE, tmp_path)
+    artifact = copied(CARTPOLE, tmp_path)
     summary = c_source.write(artifact)
     # Weights, two of a feature; bias, multiplier and shift of each output; the normaliser's four
     # means, factors and ends.
@@ -142,19 +144,20 @@ def test_the_header_has_origin_and_size(tmp_path: Path) -> None:
 
 
 def test_unfit_policies_are_named(artifacts: Artifacts, tmp_path: Path, capsys: Capsys) -> None:
+    pong, pole = (Sidecar.load(sidecar_path(path)) for path in (PONG, CARTPOLE))
     padded = Graph(PONG.read_bytes())
     padded.operators[1].builtinOptions.padding = 0
-    padded_file = compiled.described(padded.pack(), PONG, tmp_path / "padded.tflite")
+    padded_file = write_flatbuffer(tmp_path / "padded.tflite", padded.pack(), pong)
     branched = Graph(CARTPOLE.read_bytes())
     branched.operators[1].inputs[0] = branched.inputs[0]
     power = branched.model.operatorCodes[branched.operators[2].opcodeIndex]
     power.builtinCode = BuiltinOperator.POW
-    branched_file = compiled.described(branched.pack(), CARTPOLE, tmp_path / "branched.tflite")
-    several = CARTPOLE.read_bytes(), CARTPOLE, tmp_path / "several.tflite"
-    several_file = compiled.described(*several, head="logits", num_actions=[1, 1])
+    branched_file = write_flatbuffer(tmp_path / "branched.tflite", branched.pack(), pole)
+    several = tmp_path / "several.tflite", CARTPOLE.read_bytes(), pole
+    several_file = write_flatbuffer(*several, head="logits", num_actions=[1, 1])
     far = Graph(CARTPOLE.read_bytes())
     far.set_constant(far.operators[0].inputs[1], np.array([0, 1e5, 0, 0], np.float32))
-    far_file = compiled.described(far.pack(), CARTPOLE, tmp_path / "far.tflite")
+    far_file = write_flatbuffer(tmp_path / "far.tflite", far.pack(), pole)
     for artifact, text, *options in (
         (artifacts["fp32"], "Received: FULLY_CONNECTED float32"),
         (artifacts["int8_io"], "Received: input=int8, output=int8"),
@@ -171,9 +174,7 @@ def test_unfit_policies_are_named(artifacts: Artifacts, tmp_path: Path, capsys: 
     assert "add --target c" in refusal(capsys, "export", str(far_file), "--no-float")
 
 
-def test_a_policy_of_the_shelf_becomes_c_and_the_examples_compile(
-    tmp_path: Path, monkeypatch: Patch, capsys: Capsys
-) -> None:
+def test_c_of_the_shelf_and_examples(tmp_path: Path, monkeypatch: Patch, capsys: Capsys) -> None:
     monkeypatch.chdir(tmp_path)
     shelf = tmp_path / "tflite_models/LunarLander-v3/ppo/s0"
     words = ["export", "LunarLander-v3/ppo/int8", "--target", "c"]

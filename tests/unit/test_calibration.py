@@ -11,7 +11,6 @@ from samples import Patch, refused, register, step
 
 from quarl_tf import environments
 from quarl_tf.environments import make_vector
-from quarl_tf.foundation.errors import UsageError
 from quarl_tf.training.rollout import Rollout, rollout
 
 ENV_ID, LIMIT = "LimitedCartPole-v0", 40
@@ -40,7 +39,7 @@ def test_rollout_is_one_episode_of_every_environment_stepped_by_hand(monkeypatch
     assert sorted(played.observations.tolist()) == sorted(observations)
     # An episode without end is given up.
     monkeypatch.setattr(environments, "LONGEST_EPISODE", LIMIT - 1)
-    assert "steps=40" in refused(rollout, make_vector(ENV_ID, 12), lean, seed=3, error=UsageError)
+    assert "steps=40" in refused(rollout, make_vector(ENV_ID, 12), lean, seed=3, code=2)
 
 
 class Ticking(gym.vector.VectorEnv[Any, Any, Any]):
@@ -70,9 +69,7 @@ def ticked(lengths: Sequence[int], keep: int, *, images: bool) -> Rollout:
 
 
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=6), st.integers(2, 60), st.booleans())
-def test_rollouts_keep_a_number_and_the_extremes_of_each_feature(
-    lengths: list[int], keep: int, images: bool
-) -> None:
+def test_rollouts_keep_extremes_of_features(lengths: list[int], keep: int, images: bool) -> None:
     played = ticked(lengths, keep, images=images)
     assert played.returns == lengths
     assert len(played.observations) == min(keep, sum(lengths))
@@ -85,7 +82,6 @@ def test_rollouts_keep_a_number_and_the_extremes_of_each_feature(
 @given(st.integers(1, 1000), st.integers(2, 60))
 def test_half_is_from_the_beginning_and_the_rest_is_spread(length: int, keep: int) -> None:
     ticks = ticked([length], keep, images=True).observations.reshape(-1, 2)[:, 0]
-    assert len(ticks) == min(keep, length)
     half = min(keep // 2, length)
     np.testing.assert_array_equal(ticks[:half], np.arange(half))
     gaps = np.diff(ticks[half:])

@@ -13,14 +13,12 @@ import compiled
 import numpy as np
 import pytest
 import yaml
-from samples import Patch
+from samples import MODELS, ROOT, Patch, copied
 
 from quarl_tf.cli import main
 from quarl_tf.runtime.policy import Policy
 
-ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-MODELS = ROOT / "tflite_models"
 PUBLISHED = MODELS / "CartPole-v1/dqn/s0"
 
 
@@ -67,7 +65,7 @@ def test_the_workflow_gates_a_policy(tmp_path: Path, monkeypatch: Patch) -> None
     folder = tmp_path / "policies/CartPole-v1/dqn/s0"
     folder.mkdir(parents=True)
     for scheme in ("fp32", "int8"):
-        compiled.copied(PUBLISHED / f"{scheme}.tflite", folder)
+        copied(PUBLISHED / f"{scheme}.tflite", folder)
     monkeypatch.chdir(tmp_path)
     steps = yaml.safe_load((EXAMPLES / "gate.yml").read_text())["jobs"]["policy"]["steps"]
     commands = [shlex.split(step["run"]) for step in steps if "run" in step]

@@ -21,7 +21,6 @@ LAYERS, KERNELS, BIASES = 3, 4 * 64 + 64 * 64 + 64 * 2, 64 + 64 + 2
 def test_audits_have_types_operators_and_scales(artifacts: Artifacts) -> None:
     contents = audit(artifacts["fp32"])
     assert set(contents.tensor_dtypes) - {"int32"} == {"float32"}
-    assert contents.weight_dtypes["float32"] == KERNELS + BIASES
     assert contents.operators.count("FULLY_CONNECTED float32") == LAYERS
     ends = [(spec.shape, spec.dtype, spec.scale) for spec in (*contents.inputs, *contents.outputs)]
     assert ends == [((1, 4), "float32", None), ((1, 2), "float32", None)]
@@ -30,8 +29,6 @@ def test_audits_have_types_operators_and_scales(artifacts: Artifacts) -> None:
     outer_operators = [contents.operators[0], contents.operators[-1]]
     assert outer_operators == ["QUANTIZE int8", "DEQUANTIZE float32"]
     assert contents.operators.count("FULLY_CONNECTED int8") == LAYERS
-    assert contents.weight_dtypes["int8"] == KERNELS
-    assert contents.weight_dtypes["int32"] >= BIASES
     assert "float32" not in contents.weight_dtypes
     # int8 throughout.
     contents = audit(artifacts["int8_io"])
@@ -66,9 +63,10 @@ def test_flipped_bits_are_one_line(artifacts: Artifacts, flips: list[tuple[int, 
     assert "\n" not in message
 
 
-def test_files_that_are_no_flatbuffers_are_refused(tmp_path: Path) -> None:
+def test_files_that_are_no_flatbuffers_are_refused(artifacts: Artifacts, tmp_path: Path) -> None:
     path = tmp_path / "x.tflite"
-    assert f"path='{path}'" in refused(audit, path)
+    for function in (audit, memory.measure, memory.process_bytes, memory.arena_bytes):
+        assert f"Received: path='{path}'" in refused(function, path)
     assert f"path='{tmp_path}'" in refused(audit, tmp_path)
     for content, received in [
         (b"", "0 bytes"),
@@ -77,12 +75,9 @@ def test_files_that_are_no_flatbuffers_are_refused(tmp_path: Path) -> None:
     ]:
         path.write_bytes(content)
         assert received in refused(audit, path)
-
-
-def test_sizes_of_numbers() -> None:
-    for dtype, elements, size in (("float32", 5, 20), ("bfloat16", 5, 10), ("int4", 5, 3)):
-        assert byte_size(dtype, elements) == size
-    assert "Received: dtype='string'" in refused(byte_size, "string", 1)
+    path.write_bytes(artifacts["fp32"].read_bytes()[:200])
+    assert "truncated or damaged" in refused(memory.measure, path)
+    assert f"Received: path='{path}'" in refused(memory.process_bytes, path)
 
 
 @pytest.mark.parametrize("name", ["fp32", "int8", "int8_io", "steering"])
@@ -111,12 +106,6 @@ def test_a_process_grows_by_its_policy(artifacts: Artifacts) -> None:
     assert (sizes["weights"], sizes["arena"]) == (4 * (KERNELS + BIASES), 576)
     # More than the file, which it holds; less than another Python.
     assert sizes["file"] < sizes["process"] < 20_000_000
-
-
-def test_files_that_cannot_run_are_one_line(artifacts: Artifacts, tmp_path: Path) -> None:
-    path = tmp_path / "x.tflite"
-    for measure in (memory.measure, memory.process_bytes, memory.arena_bytes):
-        assert "Received: path=" in refused(measure, path)
-    path.write_bytes(artifacts["fp32"].read_bytes()[:200])
-    assert "truncated or damaged" in refused(memory.measure, path)
-    assert f"Received: path='{path}'" in refused(memory.process_bytes, path)
+    for dtype, elements, size in (("float32", 5, 20), ("bfloat16", 5, 10), ("int4", 5, 3)):
+        assert byte_size(dtype, elements) == size
+    assert "Received: dtype='string'" in refused(byte_size, "string", 1)

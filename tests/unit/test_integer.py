@@ -14,7 +14,6 @@ from quarl_tf.export import activations, auto, integer, preparation, rounding
 from quarl_tf.export.converter import converted, of_function
 from quarl_tf.export.graph import Graph
 from quarl_tf.export.ptq import quantized
-from quarl_tf.foundation.errors import UsageError
 from quarl_tf.foundation.keras import tf
 from quarl_tf.networks import Design, build_policy
 from quarl_tf.runtime import flatbuffer
@@ -109,13 +108,6 @@ def test_what_is_no_chain_of_layers_is_computed_alike(kind: str) -> None:
         assert np.abs(actual - expected).max() < 0.1 * size, name
 
 
-def test_equalised_networks_compute_the_same_with_equal_channels(content: bytes) -> None:
-    equalised = preparation.equalised(content)
-    np.testing.assert_allclose(heads(equalised), heads(content), rtol=1e-4, atol=1e-5)
-    first, second, _ = (np.abs(kernel) for kernel in flatbuffer.weights(equalised).values())
-    np.testing.assert_allclose(first.max(axis=1), second.max(axis=0), rtol=1e-3)
-
-
 def _of_images(edge: int) -> tuple[Any, np.ndarray]:
     """Return a convolutional network, and images."""
     spec = EnvSpec((edge, edge, 4), "uint8", 4)
@@ -176,7 +168,11 @@ def test_a_feature_that_hardly_moves_counts_in_int8() -> None:
     assert error < 0.3 * expected.std()
 
 
-def test_a_refined_network_computes_the_same_and_its_int8_sees_more(content: bytes) -> None:
+def test_prepared_networks_compute_the_same_and_their_int8_sees_more(content: bytes) -> None:
+    equalised = preparation.equalised(content)
+    np.testing.assert_allclose(heads(equalised), heads(content), rtol=1e-4, atol=1e-5)
+    first, second, _ = (np.abs(kernel) for kernel in flatbuffer.weights(equalised).values())
+    np.testing.assert_allclose(first.max(axis=1), second.max(axis=0), rtol=1e-3)
     refined = preparation.refined(content, OBSERVATIONS)
     np.testing.assert_allclose(heads(refined), heads(content), rtol=1e-4, atol=1e-5)
     kernel, doubled = (next(iter(flatbuffer.weights(x).values())) for x in (content, refined))
@@ -296,16 +292,12 @@ def test_a_tensor_that_several_layers_read_has_one_grid() -> None:
 
 
 def test_an_error_that_all_actions_share_is_none() -> None:
-    content = converted(
-        of_function(lambda x: head(hidden(x)) + 100 * hidden(x, 9, 1), (6,), "float32")
-    )
+    shared = of_function(lambda x: head(hidden(x)) + 100 * hidden(x, 9, 1), (6,), "float32")
+    graph = Graph(content := converted(shared))
     policy = Policy(content, replace(SIDECAR, observation_shape=[6], num_actions=3))
-    errors, graph = auto.errors(content, policy, FEATURES), Graph(content)
-    (value,) = (
-        name
-        for name, layer in graph.layers().items()
-        if graph.tensors[layer.outputs[0]].shape[-1] == 1
-    )
+    errors = auto.errors(content, policy, FEATURES)
+    shapes = {name: graph.tensors[op.outputs[0]].shape for name, op in graph.layers().items()}
+    (value,) = (name for name, shape in shapes.items() if shape[-1] == 1)
     assert errors[value] < 0.01 * max(errors.values())
 
 
@@ -403,10 +395,10 @@ def test_weights_that_would_stay_in_float_are_refused() -> None:
     ):
         content = converted(of_function(network, (6,), "float32"))
         for scheme in schemes:
-            message = refused(quantized, content, Scheme.parse(scheme), FEATURES, error=UsageError)
+            message = refused(quantized, content, Scheme.parse(scheme), FEATURES, code=2)
             assert f"Received: operator={name}" in message
         # As `int8_auto` and `quarl blame` begin.
-        message = refused(preparation.prepared, content, FEATURES, None, error=UsageError)
+        message = refused(preparation.prepared, content, FEATURES, None, code=2)
         assert f"Received: operator={name}" in message
     # A kernel that is computed.
     graph = Graph(converted(of_function(lambda x: head(hidden(x)), (6,), "float32")))
@@ -415,15 +407,13 @@ def test_weights_that_would_stay_in_float_are_refused() -> None:
     graph.operators.insert(0, graph.operator("NEG", [layer.inputs[1]], [kernel]))
     layer.inputs[1] = kernel
     for scheme in ("int8", "ptq_w2"):
-        message = refused(quantized, graph.pack(), Scheme.parse(scheme), FEATURES, error=UsageError)
+        message = refused(quantized, graph.pack(), Scheme.parse(scheme), FEATURES, code=2)
         assert "Received: operator=FULLY_CONNECTED" in message
     # A product of what is computed from the observation has no weights.
     graph = Graph(converted(of_function(lambda x: head(tf.transpose(x) @ x), (6,), "float32")))
     assert "FULLY_CONNECTED" in {graph.name(operator) for operator in graph.operators}
-    assert all(
-        quantized(graph.pack(), Scheme.parse(scheme), FEATURES)
-        for scheme in ("ptq_w2", "ptq_opt_w4")
-    )
+    for scheme in ("ptq_w2", "ptq_opt_w4"):
+        assert quantized(graph.pack(), Scheme.parse(scheme), FEATURES)
 
 
 def test_the_converters_own_int8_is_of_the_same_network_or_refused() -> None:

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from samples import python
+from samples import ROOT, python
 
 import quarl_tf
 
 PACKAGE = Path(quarl_tf.__file__).parent
 
 #: From the lowest: a room may import from itself and from those before it.
-TABLE = (Path(__file__).parents[2] / "docs/design/rooms.md").read_text()
+TABLE = (ROOT / "docs/design/rooms.md").read_text()
 ROOMS = re.findall(r"^\| `(\w+)` \|", TABLE, re.MULTILINE)
 TENSORFLOW = {"tensorflow", "keras", "tf_keras", "tf_agents", "tensorflow_probability"}
 #: What boards lack besides.
@@ -80,16 +80,10 @@ def test_importing_the_package_sets_nothing() -> None:
 
 
 def test_keras_3_is_refused_in_one_line() -> None:
-    code = """
-import sys, types
-sys.modules["keras"] = types.SimpleNamespace(__version__="3.9.1")
-try:
-    import quarl_tf.foundation.keras
-except ValueError as error:
-    print(error)
-"""
-    (line,) = printed_by(code).splitlines()
-    assert line.endswith("Received: keras=3.9.1")
+    keras = 'types.SimpleNamespace(__version__="3.9.1")'
+    code = f'import sys, types; sys.modules["keras"] = {keras}; import quarl_tf.foundation.keras'
+    *_, error = python("-c", code, code=1).stderr.splitlines()
+    assert re.fullmatch(r"quarl_tf\S+Error: .+ Received: keras=3\.9\.1", error)
 
 
 def test_loading_tensorflow_makes_all_settings_even_after_numpy() -> None:

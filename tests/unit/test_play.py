@@ -16,7 +16,7 @@ import pytest
 from compiled import reference_heads
 from PIL import Image
 from py_mini_racer import MiniRacer
-from samples import Patch, observed
+from samples import MODELS, ROOT, Patch, observed
 
 from quarl_tf import pipeline
 from quarl_tf.environments import airnav, make
@@ -25,8 +25,6 @@ from quarl_tf.runtime.policy import Policy
 from quarl_tf.store.records import Evaluation
 from quarl_tf.store.workspace import Workspace, evaluation_path
 
-ROOT = Path(__file__).parents[2]
-MODELS = ROOT / "tflite_models"
 RUN = "ppo-MountainCarContinuous-v0-s0"
 
 #: A function of browsers that the engine lacks.

@@ -21,7 +21,6 @@ from PIL import Image
 from samples import RUN, refused
 
 from quarl_tf.evaluation.compare import Interval, mean_interval
-from quarl_tf.foundation.errors import UsageError
 from quarl_tf.quantization.grid import fake_quantize
 from quarl_tf.report.figures.curves import Curve, learning_curves, mean_curves
 from quarl_tf.report.figures.layers import blamed_layers, weight_histograms
@@ -157,7 +156,7 @@ def test_every_scheme_has_a_colour_of_its_own() -> None:
     colours = [to_rgb(scheme_colour(name)) for name in names]
     assert min(math.dist(a, b) for i, a in enumerate(colours) for b in colours[:i]) > 0.05
     assert re.fullmatch("#[0-9a-f]{6}", scheme_colour("ptq_w32"))
-    assert "int8" in refused(scheme_colour, "int88", error=UsageError)
+    assert "int8" in refused(scheme_colour, "int88", code=2)
 
 
 def test_bits_descend_and_schemes_of_the_same_width_stand_apart() -> None:
@@ -224,7 +223,6 @@ def test_grid_lines_are_the_values_that_quantised_weights_take() -> None:
     assert len(axes) == 2 * len(weights)
     for i, panel in enumerate(axes):
         form = Scheme.parse(("ptq_w4", "ptq_w2")[i % 2]).recipe.default.weights
-        assert form is not None
         lines = {np.float32(line.get_xdata()[0]) for line in panel.lines}
         assert len(lines) == 2**form.bits
         values = list(weights.values())[i // 2]
@@ -285,6 +283,10 @@ def test_variance_and_return_are_smoothed_where_they_are_known() -> None:
     assert data(below, 2)[1] == pytest.approx([100, 95 / 1.95])
     single = mean_curves({"fp32": trainings[:1]}, VARIANCE, "step")
     assert [len(axes.lines) for axes in single.axes] == [1, 1]
+    # A group that lacks a training is named.
+    texts = mean_curves(groups(), VARIANCE, "step").legends[0].get_texts()
+    names = [text.get_text() for text in texts[:2]]
+    assert names == ["fp32", "fp32 (layer_norm=True) (missing)"]
 
 
 def test_a_trend_goes_by_episodes_and_marks_where_each_training_began_to_quantise() -> None:
@@ -298,9 +300,3 @@ def test_a_trend_goes_by_episodes_and_marks_where_each_training_began_to_quantis
     assert data(axes, 2) == ([3, 4], pytest.approx([(30 + 20) / 2, (40 + 80 / 3) / 2]))
     # Step 150 lies halfway between the last two rows.
     assert [data(axes, place)[0][0] for place in (3, 4)] == [3, 4.5]
-
-
-def test_a_group_that_lacks_a_training_is_named() -> None:
-    figure = mean_curves(groups(), VARIANCE, "step")
-    texts = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert texts[:2] == ["fp32", "fp32 (layer_norm=True) (missing)"]

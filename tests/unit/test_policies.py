@@ -17,22 +17,12 @@ from samples import Artifacts, Copy, Describe, Patch, refused
 
 from quarl_tf.evaluation.play import percentiles, time_calls
 from quarl_tf.foundation import native_output
-from quarl_tf.foundation.errors import UsageError
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import sidecar_path
 
 VECTORS = np.random.default_rng(1).normal(0, 1, (50, 4)).astype("f4")
 FRAMES = np.random.default_rng(1).integers(0, 256, (20, 6, 6, 2), dtype=np.uint8)
-
-
-@pytest.mark.parametrize("name", ["fp32", "fp16", "dynamic_int8", "int8", "int8_io", "balancer"])
-def test_act_is_the_best_of_the_head(artifacts: Artifacts, name: str) -> None:
-    policy = Policy.load(artifacts[name])
-    actions = [policy.act(x) for x in VECTORS]
-    assert actions == [int(np.argmax(policy.head(x))) for x in VECTORS]
-    assert all(type(action) is int for action in actions)
-    assert (set(actions), policy.ties) == ({0, 1}, 0)
 
 
 def test_int8_input_gets_the_nearest_codes(artifacts: Artifacts) -> None:
@@ -64,9 +54,7 @@ def test_frames_are_converted_to_the_input_type(
 
 
 @pytest.mark.parametrize("name", ["steering", "steering_int8_io"])
-def test_continuous_head_is_the_action_clipped_to_its_bounds(
-    artifacts: Artifacts, networks: dict[str, Any], name: str
-) -> None:
+def test_continuous_actions_are_clipped(artifacts: Artifacts, networks: Any, name: str) -> None:
     sidecar = Sidecar.load(sidecar_path(artifacts[name]))
     narrow = replace(sidecar, action_low=[-0.5], action_high=[0.25])
     policy = Policy(artifacts[name].read_bytes(), narrow)
@@ -95,6 +83,9 @@ def test_actions_are_drawn_with_the_softmax_of_the_logits(describe: Describe) ->
         actual = np.bincount(actions, minlength=3) / DRAWS
         # Four standard errors.
         assert (np.abs(actual - expected) < 4 * np.sqrt(expected * (1 - expected) / DRAWS)).all()
+    # Q-values are no distribution.
+    values = Policy.load(describe(content, num_actions=3))
+    assert "head='q_values'" in refused(values.sample, VECTORS[0], random)
 
 
 def test_continuous_actions_are_drawn_around_the_head(artifacts: Artifacts) -> None:
@@ -115,11 +106,6 @@ def test_continuous_actions_are_drawn_around_the_head(artifacts: Artifacts) -> N
     assert abs(np.std(drawn) - 0.3) < 4 * 0.3 / (2 * DRAWS) ** 0.5
 
 
-def test_q_values_are_no_distribution_to_sample_from(artifacts: Artifacts) -> None:
-    policy = Policy.load(artifacts["fp32"])
-    assert "head='q_values'" in refused(policy.sample, VECTORS[0], np.random.default_rng(0))
-
-
 def test_ties_are_counted_and_calls_are_timed(artifacts: Artifacts) -> None:
     sidecar = replace(Sidecar.load(sidecar_path(artifacts["tied"])), head="logits")
     policy = Policy(artifacts["tied"].read_bytes(), sidecar)
@@ -134,7 +120,7 @@ def test_ties_are_counted_and_calls_are_timed(artifacts: Artifacts) -> None:
     assert {policy.sample(x, random) for x in VECTORS} == {0, 1}
     assert policy.ties == len(VECTORS)
     # The lowest index wins.
-    assert {policy.act(x) for x in VECTORS} == {0}
+    assert {(type(action), action) for action in map(policy.act, VECTORS)} == {(int, 0)}
     assert policy.ties == 2 * len(VECTORS)
 
 
@@ -175,9 +161,12 @@ def test_foreign_and_damaged_files_are_refused(artifacts: Artifacts, copy_artifa
     intact, sidecar = path.read_bytes(), sidecar_path(path)
     document, values = sidecar.read_text(), json.loads(sidecar.read_text())
     assert "path=" in refused(Policy.load, path.with_name("fp23.tflite"))
-    assert "threads=0" in refused(Policy.load, path, threads=0, error=UsageError)
+    assert "threads=0" in refused(Policy.load, path, threads=0, code=2)
     # A damaged file with a new sidecar.
-    assert "scheme='fp32'" in refused(Policy, intact[:1000], Policy.load(path).sidecar)
+    record = Policy.load(path).sidecar
+    assert "scheme='fp32'" in refused(Policy, intact[:1000], record)
+    message = refused(Policy, intact, replace(record, observation_shape=[5]))
+    assert "input shapes [[1, 4]], expected [[1, 5]]" in message
     flipped = intact[:499] + bytes([intact[499] ^ 1]) + intact[500:]
     for content in (artifacts["steering"].read_bytes(), intact[:-1], flipped):
         path.write_bytes(content)
@@ -201,14 +190,7 @@ def test_foreign_and_damaged_files_are_refused(artifacts: Artifacts, copy_artifa
     assert "has no sidecar fp32.json beside it" in refused(Policy.load, path)
 
 
-def test_sidecar_of_another_policy_is_refused(artifacts: Artifacts, describe: Describe) -> None:
-    path = describe(artifacts["fp32"].read_bytes(), observation_shape=[5])
-    assert "input shapes [[1, 4]], expected [[1, 5]]" in refused(Policy.load, path)
-
-
-def test_without_files_in_memory_policies_load_and_threads_keep_standard_error(
-    artifacts: Artifacts, monkeypatch: Patch
-) -> None:
+def test_policies_load_without_files_in_memory(artifacts: Artifacts, monkeypatch: Patch) -> None:
     monkeypatch.delattr(os, "memfd_create", raising=False)  # Which not every system has.
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", None)  # As of a daemon.
@@ -216,26 +198,23 @@ def test_without_files_in_memory_policies_load_and_threads_keep_standard_error(
             os.write(2, b"unseen")
     assert Policy.load(artifacts["fp32"]).act(VECTORS[0]) in (0, 1)
     before = os.fstat(2)
-    first_in, second_in, first_out = (threading.Event() for _ in range(3))
+    begin, first_in, second_in, first_out, end = (threading.Event() for _ in range(5))
 
-    def first() -> None:
+    def work(begun: Any, entered: Any, awaited: Any, left: Any) -> None:
+        begun.wait()
         with native_output.caught():
-            first_in.set()
-            second_in.wait(0.2)  # In vain.
-        first_out.set()
+            entered.set()
+            awaited.wait(0.2)  # The first waits in vain.
+        left.set()
 
-    def second() -> None:
-        first_in.wait()
-        with native_output.caught():
-            second_in.set()
-            first_out.wait(0.2)
-
-    threads = [threading.Thread(target=work) for work in (first, second)]
+    orders = (begin, first_in, second_in, first_out), (first_in, second_in, first_out, end)
+    threads = [threading.Thread(target=work, args=order) for order in orders]
     for thread in threads:
         thread.start()
+    begin.set()
     for thread in threads:
         thread.join()
-    assert os.path.samestat(os.fstat(2), before)
+    assert os.path.samestat(os.fstat(2), before)  # Threads keep standard error.
 
 
 def test_a_policy_acts_without_error_output_and_temporary_folder(artifacts: Artifacts) -> None:

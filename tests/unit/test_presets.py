@@ -10,13 +10,12 @@ from samples import refused
 
 from quarl_tf import presets
 from quarl_tf.environments import registry
-from quarl_tf.foundation.errors import UsageError
 
 DQN, DDPG = ("dqn", "CartPole-v1"), ("ddpg", "MountainCarContinuous-v0")
 
 
 def refusal(overrides: dict[str, Any], cell: tuple[str, str] = DQN) -> str:
-    return refused(presets.load, *cell, overrides, error=UsageError)
+    return refused(presets.load, *cell, overrides, code=2)
 
 
 @pytest.mark.parametrize(("algo", "env_id"), presets.available())
@@ -34,7 +33,7 @@ def test_overrides_change_the_values_they_name_and_no_others() -> None:
     changed = presets.load(*DQN, changes)
     assert asdict(changed) == defaults | changes | {"network": (3, 5)}
     assert type(changed.discount) is float
-    assert "Received: steps=0" in refused(replace, changed, steps=0, error=UsageError)
+    assert "Received: steps=0" in refused(replace, changed, steps=0, code=2)
     assert "did you mean learning_rate" in refusal({"learning_rat": 0.1})
     assert "Received: preset key='dueling'" in refusal({"dueling": True}, DDPG)
 

@@ -12,7 +12,6 @@ from quarl_tf.cli import main
 from quarl_tf.export import converter
 from quarl_tf.export.graph import in_float32
 from quarl_tf.export.ptq import quantize, quantized
-from quarl_tf.foundation.errors import UsageError
 from quarl_tf.foundation.files import sha256
 from quarl_tf.foundation.keras import keras
 from quarl_tf.quantization.grid import fake_quantize
@@ -30,9 +29,7 @@ from quarl_tf.store.workspace import sidecar_path
         ("ptq_w2-head=8-hidden_0=4", ("ptq_w4", "ptq_w2", "ptq_w8")),
     ],
 )
-def test_kernels_are_put_on_grids_and_nothing_else_changes(
-    artifacts: Artifacts, name: str, layers: tuple[str, ...]
-) -> None:
+def test_only_kernels_are_put_on_grids(artifacts: Artifacts, name: str, layers: Any) -> None:
     content = artifacts["fp32"].read_bytes()
     changed = quantized(content, Scheme.parse(name))
     forms: list[Any] = [Scheme.parse(layer).recipe.default.weights for layer in layers]
@@ -122,9 +119,7 @@ def test_a_policy_of_halves_is_quantised(copy_artifact: Copy, scheme: str) -> No
     of_half = quantize(path, Scheme.parse(scheme))
     assert Policy.load(of_half).sidecar.check["source"] == "fp16"
     full = copy_artifact("fp32")
-    assert f"not {scheme} made from fp32" in refused(
-        quantize, full, Scheme.parse(scheme), error=UsageError
-    )
+    assert f"not {scheme} made from fp32" in refused(quantize, full, Scheme.parse(scheme), code=2)
     audit = flatbuffer.audit(of_half)
     sidecar_path(of_half).unlink()
     of_half.unlink()
@@ -133,11 +128,11 @@ def test_a_policy_of_halves_is_quantised(copy_artifact: Copy, scheme: str) -> No
 
 def test_other_schemes_and_files_are_refused(artifacts: Artifacts) -> None:
     for name, scheme, received in (("fp32", "qat_int8", "qat_int8"), ("int8", "ptq_w4", "int8")):
-        message = refused(quantize, artifacts[name], Scheme.parse(scheme), error=UsageError)
+        message = refused(quantize, artifacts[name], Scheme.parse(scheme), code=2)
         assert f"scheme='{received}'" in message
     assert "identifier" in refused(quantized, b"none", Scheme.parse("ptq_w4"))
     content, scheme = artifacts["fp32"].read_bytes(), Scheme.parse("ptq_w2-hiden_0=4")
-    assert "hidden_0" in refused(quantized, content, scheme, error=UsageError)
+    assert "hidden_0" in refused(quantized, content, scheme, code=2)
 
 
 @pytest.mark.parametrize("description", [None, '{"env_id": "CartPole-v1"}', "of ptq_w4"])
@@ -151,9 +146,9 @@ def test_a_copy_replaces_no_other_file(copy_artifact: Copy, description: str | N
     elif description is not None:
         sidecar_path(target).write_text(description)
     before = snapshot(path.parent)
-    message = refused(quantize, path, Scheme.parse("ptq_w8"), error=UsageError)
+    message = refused(quantize, path, Scheme.parse("ptq_w8"), code=2)
     # A scheme that needs a training is refused beside what that was exported to.
-    assert "can become" in refused(quantize, path, Scheme.parse("fp32"), error=UsageError)
+    assert "can become" in refused(quantize, path, Scheme.parse("fp32"), code=2)
     assert (
         f"replace a file that is not ptq_w8 made from fp32; move it away. Received: path='{target}'"
         in message

@@ -2,6 +2,7 @@
 
 import itertools
 import tracemalloc
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,6 @@ from scipy import stats
 from quarl_tf.agents.replay import Replay, Transitions
 from quarl_tf.environments import GAME_OVER, EnvSpec, env_spec, make_vector
 from quarl_tf.environments.acting import Tick, ticks
-from quarl_tf.foundation.errors import UsageError
 
 DEPTH = 4
 VECTORS = EnvSpec((1,), "float32", 10**6)
@@ -80,40 +80,22 @@ class Witness:
         return set(samples[0].action.tolist())
 
 
-class Stream:
-    """Random episodes in NEXT_STEP order, some terminated, some truncated."""
-
-    def __init__(self, witness: Witness, spec: EnvSpec, seed: int) -> None:
-        self.witness, self.spec, self.random = witness, spec, np.random.default_rng(seed)
-        self.restart()
-
-    def restart(self) -> None:
-        shape = (self.witness.num_envs, *self.spec.observation_shape)
-        self.observations = np.zeros(shape, self.spec.observation_dtype)
-        self.starts = np.ones(self.witness.num_envs, np.bool_)
-        self._show()
-
-    def _show(self) -> None:
-        """Show a new number, or add a new frame, often black, to each stack."""
-        self.observations[..., :-1] = self.observations[..., 1:]
-        shape = self.observations[..., -1].shape
-        black = self.random.random(shape[:1]) < 0.5
-        fresh = self.random.integers(1, 256, size=shape)
-        fresh[black & (self.observations.dtype == np.uint8)] = 0
-        self.observations[..., -1] = fresh
-
-    def tick(self) -> None:
-        fate, before = self.random.random(self.witness.num_envs), self.starts
-        terminated, truncated = before & (fate < 0.15), before & (fate > 0.85)
-        rewards = np.where(before, self.random.integers(-9, 10, size=len(fate)), 0)
-        self.witness.add(self.observations, rewards, terminated, before)
-        self.observations[~before] = 0
-        self._show()
-        self.starts = ~(terminated | truncated)
-
-    def break_off(self) -> None:
-        self.witness.add_break(self.observations)
-        self.restart()
+def stream(spec: EnvSpec, num_envs: int, random: np.random.Generator) -> Iterator[tuple[Any, ...]]:
+    """Yield ticks of random episodes in NEXT_STEP order, some terminated, some truncated."""
+    observations = np.zeros((num_envs, *spec.observation_shape), spec.observation_dtype)
+    starts = np.ones(num_envs, np.bool_)
+    while True:
+        # Show a new number, or add a new frame, often black, to each stack.
+        observations[..., :-1] = observations[..., 1:]
+        observations[..., -1] = random.integers(1, 256, size=observations.shape[:-1])
+        if spec is STACKS:
+            observations[random.random(num_envs) < 0.5, ..., -1] = 0
+        fate = random.random(num_envs)
+        terminated, truncated = starts & (fate < 0.15), starts & (fate > 0.85)
+        rewards = np.where(starts, random.integers(-9, 10, size=num_envs), 0)
+        yield observations, rewards, terminated, starts
+        observations[~starts] = 0
+        starts = ~(terminated | truncated)
 
 
 @pytest.mark.parametrize("spec", [VECTORS, STACKS], ids=["vectors", "stacks"])
@@ -133,12 +115,12 @@ def test_what_is_sampled_is_what_happened(
     original, restored = (
         Replay(spec, capacity, num_envs, n_step=n_step, discount=0.5) for _ in range(2)
     )
-    witness = Witness(num_envs, n_step, 0.5, original)
-    stream = Stream(witness, spec, seed)
-    reach = spec.frame_stack - 1
+    witness, random = Witness(num_envs, n_step, 0.5, original), np.random.default_rng(seed)
+    played, reach = stream(spec, num_envs, random), spec.frame_stack - 1
     for part, count in enumerate(parts):
         if part:
-            stream.break_off()
+            witness.add_break(next(played)[0])
+            played = stream(spec, num_envs, random)
         if part == 1:
             # A replay restored from a checkpoint, which is saved at a break, draws the same.
             arrays = original.arrays()
@@ -147,8 +129,8 @@ def test_what_is_sampled_is_what_happened(
             assert spec is VECTORS or arrays["frames"].shape[1:] == (num_envs, 2, 3)
             restored.restore({name: array.copy() for name, array in arrays.items()})
             witness.replays.append(restored)
-        for _ in range(count):
-            stream.tick()
+        for tick in itertools.islice(played, count):
+            witness.add(*tick)
         # The oldest stacks of a full ring have overwritten frames.
         lost = reach if len(witness.ticks) > rows else 0
         expected = witness.begun(rows - lost)
@@ -187,10 +169,9 @@ def test_one_episode_by_hand() -> None:
 
 
 def test_every_transition_is_as_likely_as_any_other_and_depends_on_the_generator() -> None:
-    replay = Replay(VECTORS, 60, 3)
-    stream = Stream(witness := Witness(3, 1, 1.0, replay), VECTORS, seed=5)
-    for _ in range(33):
-        stream.tick()
+    witness = Witness(3, 1, 1.0, replay := Replay(VECTORS, 60, 3))
+    for tick in itertools.islice(stream(VECTORS, 3, np.random.default_rng(5)), 33):
+        witness.add(*tick)
     expected = witness.begun(20)
     first, again = (drawn(replay, 200 * len(expected)) for _ in range(2))
     _, counts = np.unique(first.action, return_counts=True)
@@ -201,7 +182,7 @@ def test_every_transition_is_as_likely_as_any_other_and_depends_on_the_generator
 
 @pytest.mark.parametrize(("spec", "least"), [(VECTORS, 4), (STACKS, 9)])
 def test_a_replay_too_small_to_draw_from_is_refused(spec: EnvSpec, least: int) -> None:
-    message = refused(Replay, spec, 2 * least - 1, 2, error=UsageError)
+    message = refused(Replay, spec, 2 * least - 1, 2, code=2)
     assert f"Received: {least - 1} of each of 2" in message
     Replay(spec, 2 * least, 2)
 

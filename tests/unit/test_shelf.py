@@ -9,7 +9,6 @@ import pytest
 from samples import EVALUATION, SIDECAR, refused
 
 from quarl_tf.evaluation.shelf import available, shelf, take
-from quarl_tf.foundation.errors import UsageError
 from quarl_tf.foundation.files import sha256
 from quarl_tf.runtime import POLICIES
 from quarl_tf.spec import Quantization, Run
@@ -38,20 +37,20 @@ def test_the_best_on_selection_seeds_stands_for_its_task(models: Path) -> None:
     assert entry.name == NAME
     assert entry.run.seed == 1
     assert take(NAME, models) == models / "CartPole-v1/dqn/s1/int8.tflite"
+    # A task in a namespace is named as its folder.
+    (models / "CartPole-v1").rename(models / "mine_CartPole-v1")
+    assert take(f"mine_{NAME}", models) == models / "mine_CartPole-v1/dqn/s1/int8.tflite"
 
 
-@pytest.mark.parametrize(
-    "rows", [b"step,loss\n1,2\n", b"step,greedy_return\nten,500\n", b"step\n", b"step,\xe9"]
-)
-def test_without_a_learning_curve_a_policy_comes_last(models: Path, rows: bytes) -> None:
-    (models / "CartPole-v1/dqn/s1/progress.csv").write_bytes(rows)
+def test_the_steadier_of_equals_comes_first_and_what_has_no_curve_last(models: Path) -> None:
+    first, second = (models / f"CartPole-v1/dqn/s{seed}/progress.csv" for seed in (0, 1))
+    before = first.read_bytes()
+    first.write_bytes(b"step,greedy_return\n1000,450.0\n2000,\n3000,500.0\n")
     assert [entry.run.seed for entry in shelf(models)] == [0]
-
-
-def test_of_equally_good_policies_the_steadier_training_comes_first(models: Path) -> None:
-    rows = "step,greedy_return\n1000,450.0\n2000,\n3000,500.0\n"
-    (models / "CartPole-v1/dqn/s0/progress.csv").write_text(rows)
-    assert [entry.run.seed for entry in shelf(models)] == [0]
+    first.write_bytes(before)
+    for rows in (b"step,loss\n1,2\n", b"step,greedy_return\nten,500\n", b"step\n", b"step,\xe9"):
+        second.write_bytes(rows)
+        assert [entry.run.seed for entry in shelf(models)] == [0]
 
 
 def test_a_damaged_policy_is_refused_and_hides_no_other(models: Path) -> None:
@@ -62,12 +61,6 @@ def test_a_damaged_policy_is_refused_and_hides_no_other(models: Path) -> None:
     assert "s1/int8.json cannot be read as JSON" in refused(take, NAME, models)
     other = "LunarLander-v3/ppo/int8"
     assert take(other, models).exists()
-
-
-def test_a_task_in_a_namespace_is_named_as_its_folder(models: Path) -> None:
-    (models / "CartPole-v1").rename(models / "mine_CartPole-v1")
-    name = f"mine_{NAME}"
-    assert take(name, models) == models / "mine_CartPole-v1/dqn/s1/int8.tflite"
 
 
 def test_what_a_network_earned_before_the_delay_does_not_count(models: Path) -> None:
@@ -144,6 +137,6 @@ def test_policies_of_the_package_are_copied_to_where_results_can_lie(tmp_path: P
 
 
 def test_what_is_not_there_names_the_closest_or_the_command_that_makes_it(models: Path) -> None:
-    assert NAME in refused(take, "CartPole-v1/dqn/int9", models, error=UsageError)
+    assert NAME in refused(take, "CartPole-v1/dqn/int9", models, code=2)
     (models / "CartPole-v1/dqn/s1/int8.tflite").unlink()
     assert re.search("quarl run .*--seed 1 --schemes int8", refused(take, NAME, models))

@@ -13,7 +13,6 @@ from samples import refused
 
 from quarl_tf import presets, spec
 from quarl_tf.cli import arguments, verbs
-from quarl_tf.foundation.errors import UsageError
 from quarl_tf.spec import LayerFormat, Origin, Quantization, Recipe, Run, Scheme, TensorFormat
 
 JSON = st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=5)
@@ -28,7 +27,7 @@ def test_every_part_of_a_run_enters_its_name() -> None:
     runs += [Run("dqn", "CartPole-v1", 1), Run("dqn", "CartPole-v0", 0)]
     assert len({run.run_id for run in runs}) == len(runs)
     assert len({Run("dqn", "X", 0, {"network": n}).run_id for n in ([8, 8], (8, 8))}) == 1
-    assert "Received: seed=-1" in refused(Run, "dqn", "CartPole-v1", -1, error=UsageError)
+    assert "Received: seed=-1" in refused(Run, "dqn", "CartPole-v1", -1, code=2)
 
 
 def read_back(run: Run) -> Run:
@@ -118,7 +117,7 @@ def test_a_quantisation_recorded_by_another_version_is_refused() -> None:
     head = {"head": {**current["recipe"]["head"], "weights": {"bits": 9}}}
     other = current | {"recipe": current["recipe"] | head}
     for record in (former, {"recipe": [], "schedule": {}}, other):
-        message = refused(Quantization.restore, record, error=UsageError)
+        message = refused(Quantization.restore, record, code=2)
         assert "recorded by another version" in message
     given = {name: former[name] for name in ("bits", "delay", "ranges")}
     assert Quantization.from_mapping(former).options() == given
@@ -147,7 +146,7 @@ def started(**changes: Any) -> Run:
     ],
 )
 def test_contradictions_are_refused(make: Any, options: dict[str, Any], message: str) -> None:
-    assert message in refused(make, **options, error=UsageError)
+    assert message in refused(make, **options, code=2)
 
 
 def test_what_is_not_given_follows_from_the_rest() -> None:
@@ -242,4 +241,4 @@ def test_every_scheme_is_a_named_recipe(name: str) -> None:
     ],
 )
 def test_unknown_schemes_are_refused(name: str, message: str) -> None:
-    assert re.search(message, refused(Scheme.parse, name, error=UsageError))
+    assert re.search(message, refused(Scheme.parse, name, code=2))

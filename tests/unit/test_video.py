@@ -18,7 +18,6 @@ from samples import SIDECAR, Capsys, Patch, printed, refusal, refused
 
 from quarl_tf import environments
 from quarl_tf.evaluation import video
-from quarl_tf.foundation.errors import UsageError
 from quarl_tf.runtime import POLICIES
 
 
@@ -83,22 +82,18 @@ def test_all_is_drawn_in_colour(env_id: str, action: Any, size: tuple[int, int],
 def test_what_is_no_image_is_refused(screen: Any, message: str, monkeypatch: Patch) -> None:
     scene, sound = video.scene([balancing()], 0, 2), np.zeros((8, 8, 3), np.uint8)
     monkeypatch.setattr(CartPoleEnv, "render", Mock(side_effect=[sound, screen]))
-    assert message in refused(list, scene.images(100), error=UsageError)
+    assert message in refused(list, scene.images(100), code=2)
 
 
 def test_no_environment_closes_before_the_last_image(monkeypatch: Patch) -> None:
-    scene, closed = video.scene([acting(0), balancing()], 3, 40), list[Any]()
-
-    def close(env: Any) -> None:
-        closed.append(env)
-
+    scene, close = video.scene([acting(0), balancing()], 3, 40), Mock()
     monkeypatch.setattr(CartPoleEnv, "close", close)
     images = scene.images(100)
     next(images)
-    closed.clear()  # Those that were asked for their spaces.
+    close.reset_mock()  # Those that were asked for their spaces.
     for _ in images:
-        assert not closed
-    assert len(closed) == 2
+        close.assert_not_called()
+    assert close.call_count == 2
 
 
 def test_a_gif_is_a_loop_of_the_right_length(tmp_path: Path, monkeypatch: Patch) -> None:
