@@ -22,7 +22,7 @@ CAR = POLICIES / "MountainCarContinuous-v0/ddpg/s0/int8.tflite"
 
 @pytest.fixture(autouse=True)
 def _same_memory(monkeypatch: Patch) -> None:
-    """Measure no processes; `test_flatbuffer` does."""
+    """Measure no processes; `test_policies` does."""
     monkeypatch.setattr(benches.memory, "process_bytes", lambda _: 1000)
 
 

@@ -1,23 +1,29 @@
-"""Weights are quantised from flatbuffer to flatbuffer."""
+"""Weights and activations are quantised from flatbuffer to flatbuffer."""
 
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import compiled
 import numpy as np
 import pytest
-from samples import Artifacts, Copy, refused, snapshot
+from samples import SIDECAR, Artifacts, Copy, Describe, Patch, refused, snapshot
 
 from quarl_tf.cli import main
-from quarl_tf.export import converter
-from quarl_tf.export.graph import in_float32
+from quarl_tf.environments import EnvSpec
+from quarl_tf.export import activations, auto, converter, integer, preparation, rounding
+from quarl_tf.export.converter import converted, of_function
+from quarl_tf.export.graph import Graph, in_float32
 from quarl_tf.export.ptq import quantize, quantized
 from quarl_tf.foundation.files import sha256
-from quarl_tf.foundation.keras import keras
+from quarl_tf.foundation.keras import keras, tf
+from quarl_tf.networks import Design, build_policy
 from quarl_tf.quantization.grid import fake_quantize
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import Scheme
+from quarl_tf.spec import Scheme, TensorFormat, actions
+from quarl_tf.spec.architectures import architecture
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import sidecar_path
 
@@ -154,3 +160,431 @@ def test_a_copy_replaces_no_other_file(copy_artifact: Copy, description: str | N
         in message
     )
     assert snapshot(path.parent) == before
+
+
+INT8 = Scheme.parse("int8").recipe
+OBSERVATIONS = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def content(artifacts: Artifacts) -> bytes:
+    return artifacts["fp32"].read_bytes()
+
+
+def heads(content: bytes, observations: np.ndarray = OBSERVATIONS) -> np.ndarray:
+    (head,) = flatbuffer.audit(content).outputs
+    shape, dtype = list(observations.shape[1:]), observations.dtype.name
+    sidecar = replace(SIDECAR, observation_shape=shape, observation_dtype=dtype)
+    policy = Policy(content, replace(sidecar, num_actions=head.shape[1]))
+    return auto.heads(content, policy, observations)
+
+
+def test_codes_and_scales_of_a_kernel() -> None:
+    kernel = np.array([[1.27, -0.64], [0.0, 2.54]], np.float32)
+    form = TensorFormat(bits=8, symmetric=True)
+    codes, scales = integer.coded(kernel, form, per_channel=True)
+    np.testing.assert_allclose(scales, [0.01, 0.02], rtol=1e-6)
+    np.testing.assert_array_equal(codes, [[127, -64], [0, 127]])
+    codes, scales = integer.coded(kernel, form, per_channel=False)
+    np.testing.assert_allclose(scales, [0.02], rtol=1e-6)
+    np.testing.assert_array_equal(codes, [[64, -32], [0, 127]])
+
+
+@pytest.mark.parametrize(
+    ("name", "of_head", "ends", "error"),
+    [
+        ("int8", "int8", "float32", 0.05),
+        ("int8_tensor", "int8", "float32", 0.05),
+        ("int8_head32", "float32", "float32", 0.05),
+        ("int8_stock", "int8", "int8", 0.2),
+    ],
+)
+def test_layers_are_integers_and_heads_stay_close(
+    content: bytes, name: str, of_head: str, ends: str, error: float
+) -> None:
+    int8 = quantized(content, Scheme.parse(name), OBSERVATIONS)
+    audit = flatbuffer.audit(int8)
+    *inside, head = [op for op in audit.operators if "CONNECTED" in op]
+    assert set(inside) == {"FULLY_CONNECTED int8"}
+    assert head == f"FULLY_CONNECTED {of_head}"
+    assert {tensor.dtype for tensor in (*audit.inputs, *audit.outputs)} == {ends}
+    graph = Graph(int8)
+    for operator in graph.layers().values():
+        kernel = graph.tensors[operator.inputs[1]]
+        if name in ("int8", "int8_tensor"):
+            assert len(kernel.quantization.scale) == (kernel.shape[0] if name == "int8" else 1)
+    expected, actual = heads(content), heads(int8)
+    assert np.abs(actual - expected).max() < error * np.ptp(expected)
+
+
+@pytest.mark.parametrize("kind", ["residual", "concatenated", "shared"])
+def test_what_is_no_chain_of_layers_is_computed_alike(kind: str) -> None:
+    random = np.random.default_rng(1)
+
+    def dense(*inputs: int) -> Any:  # Channels of very different sizes.
+        sizes = 10.0 ** random.uniform(-1.5, 1.5, inputs[1])
+        return (random.normal(size=inputs) * sizes / np.sqrt(inputs[0])).astype(np.float32)
+
+    first, second, third, head = dense(4, 16), dense(16, 16), dense(16, 16), dense(16, 2)
+    wide, bias = dense(32, 2), np.full(16, 0.1, np.float32)
+
+    def network(x: Any) -> Any:
+        hidden = tf.nn.relu(x @ first + bias)
+        beside = tf.nn.relu(hidden @ second + 2 * bias)
+        if kind == "residual":
+            return tf.nn.relu((hidden + beside) @ third + bias) @ head
+        if kind == "concatenated":
+            return tf.concat([hidden, beside], axis=1) @ wide
+        return tf.nn.relu(beside @ second + 2 * bias) @ head  # The kernel is used twice.
+
+    content = converted(of_function(network, (4,), "float32"))
+    expected = heads(content)
+    size = np.abs(expected).max()
+    for prepared in (preparation.equalised(content), preparation.smoothed(content, OBSERVATIONS)):
+        np.testing.assert_allclose(heads(prepared), expected, rtol=0, atol=1e-5 * size)
+    # A head without a bias; the converter's own has no other operators.
+    stock = ["int8_stock"] if kind == "shared" else []
+    for name in ("int8", "int8_head32", "ptq_opt_w8", *stock):
+        actual = heads(quantized(content, Scheme.parse(name), OBSERVATIONS))
+        assert np.abs(actual - expected).max() < 0.1 * size, name
+
+
+def _of_images(edge: int) -> tuple[Any, np.ndarray]:
+    """Return a convolutional network, and images."""
+    spec = EnvSpec((edge, edge, 4), "uint8", 4)
+    images = np.random.default_rng(0).integers(0, 256, (50, *spec.observation_shape), np.uint8)
+    return build_policy(spec, Design(architecture("li"), 4), 0), images
+
+
+def test_images_of_one_point_behind_convolutions() -> None:
+    network, images = _of_images(20)
+    content = converted(of_function(network, images.shape[1:], "uint8"))
+    int8 = quantized(content, Scheme.parse("int8"), images, 4)
+    expected, actual = (actions.centred(heads(x, images), 4) for x in (content, int8))
+    assert np.abs(actual - expected).max() < 0.1 * np.ptp(expected)
+
+
+def test_smoothed_networks_compute_the_same_and_lose_less_in_int8() -> None:
+    network, images = _of_images(36)
+    loud = np.float32(10) ** np.random.default_rng(0).uniform(-1, 1, 256)
+    for layer in network.layers[:-1]:
+        for variable in layer.weights:  # Kernels and biases, whose channels come last.
+            variable.assign(variable.numpy() * loud[: variable.shape[-1]])
+    content = converted(of_function(network, images.shape[1:], "uint8"))
+    smoothed = preparation.smoothed(content, images)
+    expected, actual = (heads(x, images) for x in (content, smoothed))
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+    error, smoothed_error = (
+        np.square(heads(integer.quantized(x, images, INT8), images) - expected).mean()
+        for x in (content, smoothed)
+    )
+    assert smoothed_error < 0.5 * error
+
+
+def normalised(deviation: list[float], weight: float) -> bytes:
+    """Return a policy of four normalised features; the last one's weights are larger."""
+    design = Design(architecture([64, 64]), 2)
+    network = build_policy(EnvSpec((4,), "float32", 2), design, 0)
+    network.get_layer("normalizer").inverse_deviation.assign(1 / np.maximum(deviation, 1e-2))
+    kernel = network.get_layer("hidden_0").kernel
+    kernel.assign(kernel.numpy() * np.float32([[1], [1], [1], [weight]]))
+    return converted(of_function(network, (4,), "float32"))
+
+
+def test_a_feature_that_hardly_moves_counts_in_int8() -> None:
+    deviation = [1, 2, 0.3, 1e-4]
+    content = normalised(deviation, 10)
+    observations = np.random.default_rng(0).normal(0, deviation, (500, 4)).astype(np.float32)
+    widened = preparation.widened(preparation.equalised(content), observations)
+    expected, actual = (heads(x, observations) for x in (content, widened))
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+    # Observations that differ in that feature alone.
+    probes = np.float32([0, 0, 0, 1]) * np.linspace(-3e-4, 3e-4, 61, dtype=np.float32)[:, None]
+    expected = heads(content, probes)
+    actual = heads(quantized(content, Scheme.parse("int8"), observations), probes)
+    unwidened = heads(integer.quantized(preparation.equalised(content), observations, INT8), probes)
+    assert len(np.unique(unwidened, axis=0)) <= 3
+    error, unwidened_error = (np.abs(x - expected).mean() for x in (actual, unwidened))
+    assert error < 0.4 * unwidened_error
+    assert error < 0.3 * expected.std()
+
+
+def test_prepared_networks_compute_the_same_and_their_int8_sees_more(content: bytes) -> None:
+    equalised = preparation.equalised(content)
+    np.testing.assert_allclose(heads(equalised), heads(content), rtol=1e-4, atol=1e-5)
+    first, second, _ = (np.abs(kernel) for kernel in flatbuffer.weights(equalised).values())
+    np.testing.assert_allclose(first.max(axis=1), second.max(axis=0), rtol=1e-3)
+    refined = preparation.refined(content, OBSERVATIONS)
+    np.testing.assert_allclose(heads(refined), heads(content), rtol=1e-4, atol=1e-5)
+    kernel, doubled = (next(iter(flatbuffer.weights(x).values())) for x in (content, refined))
+    np.testing.assert_allclose(doubled, np.concatenate([kernel, kernel / 16], axis=1))
+    # Two steps of the observation's grid in one feature.
+    shifts = np.linspace(0, 0.05, 40, dtype=np.float32)[:, None]
+    close = OBSERVATIONS[0] + np.float32([1, 0, 0, 0]) * shifts
+    coarse, fine = (
+        len(np.unique(heads(integer.quantized(x, OBSERVATIONS, INT8), close), axis=0))
+        for x in (content, refined)
+    )
+    assert coarse <= 3 < fine
+
+
+def test_a_spread_head_computes_the_same_and_ties_less_in_int8(artifacts: Artifacts) -> None:
+    content = artifacts["frames"].read_bytes()
+    frames = np.random.default_rng(0).integers(0, 256, (200, 6, 6, 2), np.uint8)
+    spread = preparation.spread(content, frames)
+    expected, actual = (heads(x, frames) for x in (content, spread))
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+    assert list(Graph(spread).layers()) == list(Graph(content).layers())
+    counts = []
+    for source in (content, spread):
+        actual = heads(integer.quantized(source, frames, INT8), frames)
+        difference = actions.centred(actual, 2) - actions.centred(expected, 2)
+        assert np.abs(difference).max() < 0.05 * np.ptp(expected)
+        counts.append(len(np.unique(actual)))
+    assert counts[1] > 256 > counts[0]
+    files = {
+        name: quantized(content, Scheme.parse(name), frames, 2)
+        for name in ("int8", "int8_head32", "int8_tensor")
+    }
+    files |= {"fp32": content, "spread": spread}
+    sizes = {name: len([*flatbuffer.weights(x).values()][-1]) for name, x in files.items()}
+    assert sizes == {"int8": 32, "int8_head32": 2, "int8_tensor": 2, "fp32": 2, "spread": 32}
+
+
+def test_networks_that_a_step_is_not_for_stay_as_they_are(content: bytes) -> None:
+    assert preparation.spread(content, OBSERVATIONS) == content
+    # Features that never moved, or move enough.
+    for deviation in ([1, 2, 0.3, 0], [1, 2, 0.3, 0.011], [1e-4] * 4):
+        observations = np.random.default_rng(0).normal(0, deviation, (50, 4)).astype(np.float32)
+        file = normalised(deviation, 1)
+        assert preparation.widened(file, observations) == file
+
+
+def test_samples_come_to_all_places_of_an_observation() -> None:
+    for count, places, most in ((2000, 400, 5000), (300, 3136, 200_000), (50, 7, 5000), (9, 1, 2)):
+        step = activations.stride(count, places, most)
+        chosen = np.arange(count * places)[::step]
+        assert len(np.unique(chosen % places)) == places
+        assert most / 2 <= len(chosen) <= 2 * most or step == 1
+
+
+def test_kernels_rounded_by_outputs_change_the_head_less(content: bytes) -> None:
+    rng = np.random.default_rng(1)
+    inputs = (rng.normal(size=(300, 2)) @ rng.normal(size=(2, 4))).astype(np.float32)
+    nearest = Scheme.parse("qat_int8").recipe
+    expected = heads(content, inputs)
+    errors = [
+        np.square(heads(integer.quantized(content, inputs, recipe), inputs) - expected).mean()
+        for recipe in (INT8, nearest)
+    ]
+    assert errors[0] < 0.8 * errors[1]
+
+
+@pytest.mark.parametrize("scheme", ["ptq_opt_w4", "ptq_opt_w4a4"])
+def test_fitted_kernels_change_heads_less(content: bytes, scheme: str, monkeypatch: Patch) -> None:
+    observations = np.random.default_rng(0).normal(size=(600, 4)).astype(np.float32)
+
+    def error() -> float:
+        few_bits = quantized(content, Scheme.parse(scheme), observations[:500])
+        actual, expected = (heads(x, observations[500:]) for x in (few_bits, content))
+        return float(np.square(actual - expected).mean())
+
+    fitted_error = error()
+    monkeypatch.setattr(rounding, "fit_kernel", lambda *_: None)
+    assert fitted_error < 0.8 * error()
+
+
+def test_all_kernels_have_few_values_and_the_head_more(content: bytes) -> None:
+    few_bits = quantized(content, Scheme.parse("ptq_opt_w2"), OBSERVATIONS)
+    *kernels, head = flatbuffer.weights(few_bits).values()
+    for kernel in kernels:
+        assert max(len(np.unique(channel)) for channel in kernel) < 4
+    assert max(len(np.unique(channel)) for channel in head) > 4
+
+
+@pytest.mark.parametrize(("name", "bits"), [("fp32", 2), ("steering", 3)])
+def test_inner_activations_have_few_values(artifacts: Artifacts, name: str, bits: int) -> None:
+    inputs = OBSERVATIONS[:, :2] if name == "steering" else OBSERVATIONS
+    scheme = Scheme.parse(f"ptq_opt_w{bits}a{bits}")
+    few_bits = quantized(artifacts[name].read_bytes(), scheme, inputs)
+    graph = Graph(few_bits)
+    levels: dict[int, set[float]] = {}
+    for index, values in activations.visit(few_bits, inputs):
+        levels.setdefault(index, set()).update(values.flat)
+    *layers, head = graph.layers().values()
+    first, *inner = (levels[layer.inputs[0]] for layer in (*layers, head))
+    assert all(1 < len(values) <= 2**bits for values in inner)
+    rounded_head = head.outputs[0]
+    for operator in ("MINIMUM", "QUANTIZE", "DEQUANTIZE"):  # Behind the head itself.
+        (user,) = (op for op in graph.operators if rounded_head in op.inputs)
+        assert graph.name(user) == operator
+        rounded_head = user.outputs[0]
+    for outer in (first, levels[rounded_head]):
+        assert 2**bits < len(outer) <= 256
+
+
+def test_a_tensor_that_several_layers_read_has_one_grid() -> None:
+    network = NETWORKS["maximum of two layers"]
+    content = converted(of_function(network, (6,), "float32"))
+    graph = Graph(quantized(content, Scheme.parse("ptq_opt_w2a2"), FEATURES))
+    for name in ("hidden_0", "hidden_1"):
+        inputs = activations.tensor_values(graph, graph.layers()[name], "inputs", FEATURES)
+        assert 4 < len(np.unique(inputs)) <= 256
+
+
+def test_an_error_that_all_actions_share_is_none() -> None:
+    shared = of_function(lambda x: head(hidden(x)) + 100 * hidden(x, 9, 1), (6,), "float32")
+    graph = Graph(content := converted(shared))
+    policy = Policy(content, replace(SIDECAR, observation_shape=[6], num_actions=3))
+    errors = auto.errors(content, policy, FEATURES)
+    shapes = {name: graph.tensors[op.outputs[0]].shape for name, op in graph.layers().items()}
+    (value,) = (name for name, shape in shapes.items() if shape[-1] == 1)
+    assert errors[value] < 0.01 * max(errors.values())
+
+
+#: Of networks as others build them.
+FEATURES = np.random.default_rng(2).normal(size=(300, 6)).astype(np.float32)
+Network = Callable[[Any], Any]
+
+
+def drawn(*shape: int, seed: int = 0) -> np.ndarray:
+    scale = np.sqrt(1 / np.prod(shape[:-1]))
+    return (np.random.default_rng(seed).normal(size=shape) * scale).astype(np.float32)
+
+
+def hidden(x: Any, seed: int = 1, width: int = 6) -> Any:
+    return x @ drawn(6, width, seed=seed) + 0.3 * drawn(width, seed=seed)
+
+
+def head(x: Any) -> Any:
+    return tf.nn.relu(x @ drawn(x.shape[-1], 16, seed=3) + 0.1) @ drawn(16, 3, seed=4)
+
+
+def by_rows(x: Any) -> Any:
+    rows = tf.nn.relu(tf.reshape(x, (1, 2, 3)) @ drawn(3, 8))
+    return head(tf.reshape(rows, (1, 16)))
+
+
+def on_a_small_image(x: Any, dilations: int = 1) -> Any:
+    image = tf.reshape(x, (1, 2, 3, 1))
+    features = tf.nn.relu(tf.nn.conv2d(image, drawn(3, 3, 1, 8), 1, "SAME", dilations=dilations))
+    return head(tf.reshape(features, (1, 48)))
+
+
+def grouped(x: Any) -> Any:
+    image = tf.reshape(x, (1, 3, 2, 1))
+    features = tf.nn.depthwise_conv2d(image, drawn(2, 2, 1, 4), (1, 1, 1, 1), "SAME")
+    return head(tf.reshape(features, (1, 24)))
+
+
+def products_of_a_batch(x: Any) -> Any:
+    return head(tf.reshape(tf.reshape(x, (2, 1, 3)) @ drawn(2, 3, 8), (1, 16)))
+
+
+def mostly_bias(x: Any) -> Any:
+    kernel, bias = drawn(6, 16), np.full(16, 0.1, np.float32)
+    kernel[:, 0] *= 1e-6
+    bias[0] = 0.3
+    return tf.nn.relu(x @ kernel + bias) @ drawn(16, 3, seed=4)
+
+
+ENDS = np.linspace(0.3, 0.8, 6, dtype=np.float32)
+NETWORKS: dict[str, Network] = {
+    "maximum of two layers": lambda x: head(tf.maximum(hidden(x), hidden(x, 5))),
+    "another end for each feature": lambda x: head(tf.clip_by_value(hidden(x), -ENDS, ENDS)),
+    "a floor above zero": lambda x: head(tf.maximum(np.float32(0.5), hidden(x))),
+    "whole numbers": lambda x: head(tf.cast(tf.cast(9 * hidden(x), tf.int32), tf.float32) / 3),
+    "tanh beside its input": lambda x: head(3 * hidden(x) + tf.tanh(3 * hidden(x))),
+    "a layer of several vectors": by_rows,
+    "an image smaller than a kernel": on_a_small_image,
+    "a channel that is mostly its bias": mostly_bias,
+    "the observation beside a layer": lambda x: head(tf.concat([x, tf.nn.relu(hidden(x))], axis=1)),
+}
+
+
+def error_of(network: Network, *schemes: str) -> float:
+    """Return the largest difference of heads, in standard deviations of fp32's."""
+    content = converted(of_function(network, (6,), "float32"))
+    expected = heads(content, FEATURES)
+    files = (quantized(content, Scheme.parse(scheme), FEATURES) for scheme in schemes)
+    differences = [np.abs(heads(file, FEATURES) - expected).max() for file in files]
+    return float(max(differences) / expected.std())
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_integers_compute_what_the_network_does(name: str) -> None:
+    assert error_of(NETWORKS[name], "int8", "int8_tensor", "ptq_opt_w8a8") < 0.25
+
+
+def test_layers_of_several_vectors_become_c(describe: Describe) -> None:
+    content = converted(of_function(by_rows, (6,), "float32"))
+    int8 = quantized(content, Scheme.parse("int8_tensor"), FEATURES)
+    artifact = describe(int8, num_actions=3, observation_shape=[6])
+    compiled.check(artifact, FEATURES, compiled.SANITIZED)
+
+
+def test_a_bias_beyond_32_bits_widens_the_scale_of_its_channel() -> None:
+    small = drawn(16, 3, seed=4) * np.array([1, 1e-7, 1e-42], np.float32)
+    bias = np.array([0.1, 0.6, 0.2], np.float32)
+    assert error_of(lambda x: tf.nn.relu(hidden(x, width=16)) @ small + bias, "int8") < 0.25
+
+
+def test_weights_that_would_stay_in_float_are_refused() -> None:
+    for network, schemes, name in (
+        (products_of_a_batch, ("int8_tensor", "ptq_opt_w4", "ptq_w2"), "BATCH_MATMUL"),
+        (grouped, ("int8", "ptq_opt_w4"), "DEPTHWISE_CONV_2D"),
+    ):
+        content = converted(of_function(network, (6,), "float32"))
+        for scheme in schemes:
+            message = refused(quantized, content, Scheme.parse(scheme), FEATURES, code=2)
+            assert f"Received: operator={name}" in message
+        # As `int8_auto` and `quarl blame` begin.
+        message = refused(preparation.prepared, content, FEATURES, None, code=2)
+        assert f"Received: operator={name}" in message
+    # A kernel that is computed.
+    graph = Graph(converted(of_function(lambda x: head(hidden(x)), (6,), "float32")))
+    layer = graph.layers()["head"]
+    kernel = graph.add(layer.inputs[1], b"_negative")
+    graph.operators.insert(0, graph.operator("NEG", [layer.inputs[1]], [kernel]))
+    layer.inputs[1] = kernel
+    for scheme in ("int8", "ptq_w2"):
+        message = refused(quantized, graph.pack(), Scheme.parse(scheme), FEATURES, code=2)
+        assert "Received: operator=FULLY_CONNECTED" in message
+    # A product of what is computed from the observation has no weights.
+    graph = Graph(converted(of_function(lambda x: head(tf.transpose(x) @ x), (6,), "float32")))
+    assert "FULLY_CONNECTED" in {graph.name(operator) for operator in graph.operators}
+    for scheme in ("ptq_w2", "ptq_opt_w4"):
+        assert quantized(graph.pack(), Scheme.parse(scheme), FEATURES)
+
+
+def test_the_converters_own_int8_is_of_the_same_network_or_refused() -> None:
+    networks: list[Network] = [
+        lambda x: head(tf.nn.relu(np.float32(1) - x)),
+        lambda x: 2 * tf.tanh(head(x)) + 1,
+        lambda x: head(tf.nn.relu6(4 * hidden(x))),
+        lambda x: on_a_small_image(x, dilations=2),
+        lambda x: head(tf.reshape(tf.nn.relu(tf.reshape(x, (2, 3)) @ drawn(3, 8)), (1, 16))),
+    ]
+    assert max(error_of(network, "int8_stock") for network in networks) < 0.25
+    # What it would change is refused.
+    assert "operator=CAST" in refused(error_of, NETWORKS["whole numbers"], "int8_stock")
+
+
+def test_heads_are_centred_by_choice_and_only_where_nothing_follows() -> None:
+    offset = np.array([9, 9, 9, 1, 1], np.float32)
+
+    def several(x: Any) -> Any:
+        return tf.nn.relu(hidden(x, width=16)) @ drawn(16, 5) + offset
+
+    content = converted(of_function(several, (6,), "float32"))
+    for choices, ends in ((5, []), ([3, 2], [3])):
+        centred = preparation.centred(content, choices)
+        expected, actual = (heads(file, FEATURES) for file in (content, centred))
+        np.testing.assert_allclose(actual, actions.centred(expected, choices), atol=1e-5)
+        for part in np.split(actual, ends, axis=1):
+            np.testing.assert_allclose(part.mean(axis=1), 0, atol=1e-5)
+    for follows in (tf.nn.relu, tf.nn.softmax):
+        activated = converted(of_function(lambda x, f=follows: f(several(x)), (6,), "float32"))
+        assert not preparation.separable(Graph(activated))
+        assert preparation.centred(activated, choices) == activated
+    assert preparation.centred(content, None) == content
