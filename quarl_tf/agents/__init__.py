@@ -76,7 +76,7 @@ class Agent(ABC):
     def observe(self, tick: Tick) -> None:
         """Store one tick of the vector environment."""
 
-    def end_of_rollout(self, observations: npt.NDArray[Any]) -> None:  # noqa: B027
+    def end_of_stream(self, observations: npt.NDArray[Any]) -> None:  # noqa: B027
         """Store the last observations before all environments start new episodes."""
 
     @abstractmethod
@@ -134,7 +134,7 @@ class Agent(ABC):
         return arrays
 
     def copies(self) -> list[str]:
-        """Return the names in `arrays` of the variables of target networks."""
+        """Return the names in `arrays` of the variables of the policy's target networks."""
         target_ids = {id(variable) for target in self.targets for variable in target.variables}
         return [f"variable/{i}" for i, v in enumerate(self._variables()) if id(v) in target_ids]
 

@@ -40,7 +40,13 @@ from quarl_tf.spec import CALIBRATED, DEFAULT_SCHEMES, REFERENCE, Quantization, 
 from quarl_tf.spec.recipe import require_layers
 from quarl_tf.spec.run import ADOPTED, Run, require_possible
 from quarl_tf.store import state
-from quarl_tf.store.workspace import Workspace, blame_path, evaluation_path, report_name
+from quarl_tf.store.workspace import (
+    Workspace,
+    blame_path,
+    evaluation_path,
+    is_evaluated,
+    report_name,
+)
 from quarl_tf.study import State, Study, engine, plan, read
 from quarl_tf.training import checkpoint
 
@@ -474,7 +480,7 @@ def _list(args: argparse.Namespace) -> None:
             run_id,
             "yes" if (folder / "training.json").exists() else "no",
             str(len(artifacts)),
-            str(sum(map(state.is_evaluated, artifacts))),
+            str(sum(map(is_evaluated, artifacts))),
         )
     if runs.rows:
         _console.print(runs)

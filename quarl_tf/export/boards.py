@@ -81,11 +81,11 @@ def fits(artifact: Path, name: str) -> list[Fit]:
     board = boards[name]
     limits = [size for chip, size in _DATA_BYTES.items() if chip in board.chip]
     memory = Memory(board.flash_bytes, min([board.usable_sram_bytes, *limits]))
-    copies = any(chip in board.chip for chip in _COPYING_CHIPS)
-    return [_by_micro(artifact, board, memory, copies), _as_c(artifact, memory, copies)]
+    is_copying = any(chip in board.chip for chip in _COPYING_CHIPS)
+    return [_by_micro(artifact, board, memory, is_copying), _as_c(artifact, memory, is_copying)]
 
 
-def _by_micro(artifact: Path, board: Any, memory: Memory, copies: int) -> Fit:
+def _by_micro(artifact: Path, board: Any, memory: Memory, is_copying: bool) -> Fit:
     from mcufit.analysis.fit_checker import FitChecker
     from mcufit.boards.yaml_repo import YamlBoardRepository
     from mcufit.estimation import greedy, measured, wasm
@@ -101,7 +101,7 @@ def _by_micro(artifact: Path, board: Any, memory: Memory, copies: int) -> Fit:
     except measured.MeasurementUnavailableError:
         method = "estimated"
         report = FitChecker(greedy.GreedyLifetimeEstimator(), boards).check(model, board)
-    ram = report.estimate.total_arena_bytes + copies * model.file_size_bytes
+    ram = report.estimate.total_arena_bytes + is_copying * model.file_size_bytes
     needs = Memory(report.flash_needed_bytes, ram)
     return Fit(f"TensorFlow Lite Micro ({method})", needs, memory, _missing_operators(artifact))
 
@@ -120,7 +120,7 @@ def _missing_operators(artifact: Path) -> list[str]:
     return list(dict.fromkeys(missing))
 
 
-def _as_c(artifact: Path, memory: Memory, copies: int) -> Fit:
+def _as_c(artifact: Path, memory: Memory, is_copying: bool) -> Fit:
     if not has_sidecar(artifact):
         return Fit("C", None, memory, ["a sidecar (quarl adopt)"])
     try:
@@ -130,5 +130,5 @@ def _as_c(artifact: Path, memory: Memory, copies: int) -> Fit:
     audit = flatbuffer.audit(artifact)
     # The caller's arrays.
     array_bytes = [byte_size(t.dtype, math.prod(t.shape)) for t in (*audit.inputs, *audit.outputs)]
-    ram = buffers + sum(array_bytes) + copies * constants
+    ram = buffers + sum(array_bytes) + is_copying * constants
     return Fit("C", Memory(constants + _CODE_BYTES, ram), memory, [])

@@ -109,6 +109,8 @@ def _make_writer(artifact: Path, *, fixed: bool) -> tuple[_Writer, Sidecar]:
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         # Flatbuffers of others may have anything.
         raise _refusal(f"{type(error).__name__}: {error}") from error
+    if not writer.products:
+        raise _refusal("no layer in int8")
     if sidecar.num_actions is not None:
         writer.buffers["kept_values"] = writer.number, math.prod(head.shape)
     else:

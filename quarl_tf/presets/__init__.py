@@ -111,7 +111,7 @@ class Preset(ABC):
     @property
     @abstractmethod
     def updates(self) -> int:
-        """Gradient steps of the whole training."""
+        """Gradient steps until a decaying learning rate is 0."""
 
     @property
     def architecture(self) -> Architecture:
@@ -131,7 +131,7 @@ class OffPolicyPreset(Preset):
 
     @property
     def updates(self) -> int:
-        """Gradient steps of the whole training."""
+        """Gradient steps until a decaying learning rate is 0."""
         learning = max(1, self.steps - self.learning_starts)
         return learning * self.gradient_steps // self.train_frequency
 
@@ -184,7 +184,7 @@ class PpoPreset(Preset):
 
     @property
     def updates(self) -> int:
-        """Gradient steps of the whole training."""
+        """Gradient steps until a decaying learning rate is 0."""
         return self.steps // self.minibatch_size * self.epochs
 
     def _check(self) -> None:

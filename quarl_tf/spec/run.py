@@ -121,9 +121,15 @@ class Run:
     def default_schemes(self) -> tuple[str, ...]:
         """The names of the schemes that it is exported as by default."""
         names = default_schemes(self.quantization)
-        if not self.adopted:
-            return names
-        return tuple(n for n in names if n == REFERENCE or Scheme.parse(n).post_training)
+        return tuple(name for name in names if self.can_be(Scheme.parse(name)))
+
+    def can_be(self, scheme: Scheme) -> bool:
+        """Tell whether it can be exported as a scheme."""
+        if self.adopted:
+            return scheme.post_training or scheme.name == REFERENCE
+        if self.quantization is None:
+            return not scheme.aware
+        return scheme.name in possible_schemes(self.quantization)
 
     def command(self, verb: str) -> str:
         """Return the command line of a verb for this run, of `adopt` for an adopted one."""
@@ -199,10 +205,7 @@ def require_possible(run: Run, schemes: Iterable[Scheme]) -> None:
     """Raise a UsageError for schemes of another kind of training, or of other bits."""
     possible = run.default_schemes if run.adopted else possible_schemes(run.quantization)
     for scheme in schemes:
-        fits = not scheme.aware if run.quantization is None else scheme.name in possible
-        if run.adopted:
-            fits = scheme.post_training or scheme.name == REFERENCE
-        if not fits:
+        if not run.can_be(scheme):
             others = "" if run.quantization else " or another post-training scheme (`quarl list`)"
             if scheme.aware and others and not run.adopted:
                 others += (

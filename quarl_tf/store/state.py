@@ -14,7 +14,13 @@ from quarl_tf.foundation.seeding import evaluation_seeds
 from quarl_tf.presets import Preset
 from quarl_tf.spec import BASELINE, GREEDY, REFERENCE, Chance, Origin, Run
 from quarl_tf.store.records import PROTOCOL_VERSION, Evaluation, Protocol, Sidecar, TrainingRecord
-from quarl_tf.store.workspace import Workspace, evaluation_path, reference_path, sidecar_path
+from quarl_tf.store.workspace import (
+    Workspace,
+    evaluation_path,
+    is_evaluated,
+    reference_path,
+    sidecar_path,
+)
 
 
 class State(StrEnum):
@@ -147,11 +153,6 @@ def _keeps_rules(evaluation: Evaluation, reference: Path, chance: Chance | None)
         kept = Evaluation.load(path) if chance and path.exists() else evaluation
         rules = replace(rules, game=kept.protocol.game)
     return evaluation.protocol == rules
-
-
-def is_evaluated(artifact: Path) -> bool:
-    """Tell whether a flatbuffer has an evaluation, of any `Chance`."""
-    return any(artifact.parent.glob(f"{artifact.stem}.*eval.json"))
 
 
 def baseline(artifact: Path, run: Run, seeds: Sequence[int]) -> Evaluation | None:

@@ -102,6 +102,11 @@ def evaluation_path(artifact: Path, chance: Chance = GREEDY) -> Path:
     return artifact.with_suffix(f".{chance.name}.eval.json" if chance.name else ".eval.json")
 
 
+def is_evaluated(artifact: Path) -> bool:
+    """Tell whether a flatbuffer has an evaluation, of any `Chance`."""
+    return any(artifact.parent.glob(f"{artifact.stem}.*eval.json"))
+
+
 def blame_path(artifact: Path) -> Path:
     """Return the path of an fp32 flatbuffer's table of int8 errors by layer."""
     return artifact.with_suffix(".blame.csv")
@@ -114,9 +119,7 @@ def reference_path(artifact: Path, sidecar: Sidecar) -> Path:
     """
     run = Run.from_dict(sidecar.run)
     reference = artifact.with_name(f"{REFERENCE}.tflite")
-    if run.quantization is None or has_sidecar(reference):
-        return reference
-    if any(reference.parent.glob(f"{REFERENCE}.*eval.json")):
+    if run.quantization is None or has_sidecar(reference) or is_evaluated(reference):
         return reference
     # `parent` alone is wrong for "." and "..".
     return Path(os.path.abspath(artifact.parent)).parent / run.plain.folder / reference.name
@@ -126,8 +129,8 @@ def checked_report_name(name: object) -> str:
     """Return the name of a report; a UsageError where a folder cannot have it."""
     if not isinstance(name, str) or not re.fullmatch(r"\w[\w.-]*", name):
         raise UsageError(
-            "The name of a report is a folder's: letters, digits, '.', '_' and '-', beginning with "
-            f"a letter or digit. Received: name={name!r}"
+            "The name of a report is a folder's: letters, digits, '_', '.' and '-', the last "
+            f"two not at its beginning. Received: name={name!r}"
         )
     return name
 

@@ -331,7 +331,7 @@ class _Training:
         return self.step // period > first_step // period or self.step >= self._preset.steps
 
     def _checkpoint(self) -> None:
-        self.agent.end_of_rollout(self.collector.observations)
+        self.agent.end_of_stream(self.collector.observations)
         values = {
             "run": self._run.to_dict(),
             "preset": asdict(self._preset),
