@@ -5,6 +5,7 @@ python pipelines/study.py studies/qat.yaml --root mine --jobs 2
 
 import argparse
 import sys
+from pathlib import Path
 
 from quarl_tf.cli import main
 
@@ -12,7 +13,7 @@ parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
 parser.add_argument("study", help="the study's file")
 parser.add_argument("--root", default=".", help="folder of runs/, tflite_models/ and reports/")
 args, run_options = parser.parse_known_args()  # Others are those of `quarl study run`.
-if not args.study.endswith((".yaml", ".yml")):
-    parser.error(f"the study's file comes before options; received: {args.study}")
+if not Path(args.study).is_file():
+    parser.error(f"the study's file exists and comes before options; received: {args.study}")
 where = [args.study, "--root", args.root]
 sys.exit(main(["study", "run", *where, *run_options]) or main(["study", "report", *where]))

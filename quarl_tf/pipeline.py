@@ -111,7 +111,7 @@ def export(
         if len(failures) == 1:
             raise failures[0]
         if failures:
-            raise QuarlError("; ".join(map(str, failures))) from failures[0]
+            raise type(failures[0])("; ".join(map(str, failures))) from failures[0]
     return [workspace.artifact(run_id, scheme.name) for scheme in parsed_schemes]
 
 

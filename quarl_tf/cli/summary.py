@@ -244,7 +244,7 @@ def require_gate(artifacts: Sequence[Path], args: Namespace) -> None:
             plain, reference_file = Run.from_dict(sidecar.run).plain, reference_path(path, sidecar)
             remedy = f"copy {REFERENCE}.tflite and its .json beside it"
             folder = reference_file.absolute().parent
-            if not plain.adopted and folder.parents[2].name == "tflite_models":
+            if not plain.adopted and folder.parts[-4:-3] == ("tflite_models",):
                 export = f"quarl export {plain.run_id} --schemes {REFERENCE}"
                 remedy += f" (`{Workspace(folder.parents[3]).command(export)}`)"
             raise GateError(

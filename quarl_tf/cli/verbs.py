@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -91,17 +92,12 @@ def main(words: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except OSError as error:
-        problem = (
+        if error.filename is None:  # Not of a file.
+            raise
+        _warn(
             f"A file or folder cannot be used ({error.strerror or error}); change its permissions, "
             f"or work in another folder (--root DIR). Received: path={str(error.filename)!r}"
         )
-        if error.filename is None:  # Not of a file, as where the output's disk is full.
-            problem = (
-                f"The system refused it ({error.strerror or error}); free what is short and repeat "
-                f"the command. Received: {type(error).__name__}"
-            )
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        _warn(problem)
         return 1
     return 0
 
@@ -129,21 +125,24 @@ def _run(args: argparse.Namespace) -> None:
         _check_network(run, preset, schemes)
     _train_one(args, run, preset)
     if args.dry_run:
-        options: dict[str, Any] = {"episodes": args.episodes, "preset": preset}
-        states = {
-            workspace.artifact(run.run_id, scheme): state.state(
-                workspace, run, scheme, chance=args.chance, **options
-            ).state
+        find = partial(state.state, episodes=args.episodes, preset=preset, chance=args.chance)
+        found = {
+            workspace.artifact(run.run_id, scheme): find(workspace, run, scheme).state
             for scheme in schemes
         }
-        done = State.EXPORTED, State.EVALUATED
-        lines = [f"export   {path}" for path, reached in states.items() if reached not in done]
-        unfinished = [path for path, reached in states.items() if reached != State.EVALUATED]
+        exported = State.EXPORTED, State.EVALUATED
+        lines = [
+            f"export   {path}"
+            for path, reached in found.items()
+            if reached not in exported or not path.exists()
+        ]
+        unfinished = [path for path, reached in found.items() if reached != State.EVALUATED]
         lines += [f"evaluate {evaluation_path(path, args.chance)}" for path in unfinished]
         if not args.no_report:
             name = report_name(run.run_id, args.chance)
             lines.append(f"report   {workspace.report_dir(name)}")
-        _say("\n".join(lines))
+        for line in lines:
+            _say(line)
         return
     with workspace.working_on(run.run_id):
         artifacts = _export_and_evaluate(args, run.run_id, schemes)

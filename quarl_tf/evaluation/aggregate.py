@@ -124,7 +124,7 @@ def _mean_over_cells(cells: Sequence[_Runs]) -> Interval:
     mean = float(np.mean(means))
     variances, freedom = np.array([_variance(runs) for runs in cells]).T
     if not variances.any():
-        return Interval(mean, alike=0 if np.ptp(means) else sum(map(len, cells)))
+        return Interval(mean, alike=sum(map(len, cells)) if is_constant(np.array(means)) else 0)
     degrees = variances.sum() ** 2 / (variances**2 / freedom).sum()
     error = np.sqrt(variances.sum()) / len(cells)
     low, high = scipy.stats.t.interval(CONFIDENCE, degrees, loc=mean, scale=error)
@@ -155,7 +155,7 @@ def _iqm(cells: Sequence[_Runs], mean_errors: Floats) -> Interval:
     low, high = np.percentile(iqms, [tail, 100 - tail])
     mean = float(scipy.stats.trim_mean(mean_errors, 0.25))
     if is_constant(np.array([low, high])):
-        return Interval(mean, alike=0 if np.ptp(mean_errors) else len(mean_errors))
+        return Interval(mean, alike=len(mean_errors) if is_constant(mean_errors) else 0)
     return Interval(mean, float(low), float(high))
 
 

@@ -1,6 +1,6 @@
 """Measure the memory of a flatbuffer: its weights, its file, the runtime's arena and a process.
 
-`python -m quarl_tf.evaluation.memory FILE` prints by how many bytes FILE makes it grow.
+`python -m quarl_tf.evaluation.memory FILE` prints by how many bytes it grows when it runs FILE.
 """
 
 import gc
@@ -100,7 +100,7 @@ def _place(size: int, overlapping: Sequence[tuple[int, int]]) -> int:
 
 
 def process_bytes(path: Path) -> int:
-    """Return by how much a Python process with the runtime grows when it runs a flatbuffer."""
+    """Return by how much a new Python process grows when it loads and runs a flatbuffer."""
     # -P ignores packages of this name in the current folder.
     command = [sys.executable, "-P", "-m", "quarl_tf.evaluation.memory", str(path)]
     env = {**os.environ, "PYTHONPATH": import_path()}
@@ -122,21 +122,16 @@ def _resident() -> int:
 
 
 def main(path: str) -> int:
-    """Print by how many bytes this process grows when it runs a flatbuffer once more.
-
-    The first run brings the library's code into memory.
-    """
-    sizes, interpreters = [], []
+    """Print by how many bytes this process grows when it runs a flatbuffer."""
+    before = _resident()
     try:
-        for _ in range(2):
-            interpreters.append(Interpreter(model_path=path, num_threads=1))
-            interpreters[-1].allocate_tensors()
-            interpreters[-1].invoke()
-            sizes.append(_resident())
+        interpreter = Interpreter(model_path=path, num_threads=1)
+        interpreter.allocate_tensors()
+        interpreter.invoke()
     except (ValueError, RuntimeError) as error:
         print(one_line(error))
         return 1
-    print(sizes[1] - sizes[0])
+    print(_resident() - before)
     return 0
 
 

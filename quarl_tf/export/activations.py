@@ -81,7 +81,7 @@ def kernel_inputs(graph: Graph, layer: Any, observations: Array) -> Array:
     if graph.name(layer) == "CONV_2D":
         patches = _patches(values, shape[1:3], layer.builtinOptions)
         places = math.prod(patches.shape[1:3])
-        sample = np.arange(len(patches) * places)[:: stride(len(patches), places, _PATCHES)]
+        sample = np.arange(len(patches) * places)[:: sample_step(len(patches), places, _PATCHES)]
         # Without a copy of all patches, which takes gigabytes.
         chosen = patches[np.unravel_index(sample, patches.shape[:3])]
         return chosen.reshape(len(sample), -1)
@@ -89,7 +89,7 @@ def kernel_inputs(graph: Graph, layer: Any, observations: Array) -> Array:
     return values.reshape(-1, shape[-1])
 
 
-def stride(count: int, places: int, most: int) -> int:
+def sample_step(count: int, places: int, most: int) -> int:
     """Return the stride that takes about `most` of the numbers of `count` observations.
 
     It shares no divisor with the `places` of an observation, so that it comes to all of them.

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from quarl_tf.export.activations import kernel_inputs, stride, tensor_values
+from quarl_tf.export.activations import kernel_inputs, sample_step, tensor_values
 from quarl_tf.export.graph import Graph
 from quarl_tf.export.preparation import equalised
 from quarl_tf.quantization.gptq import best_grid, fitted, gptq
@@ -77,7 +77,7 @@ def _round_tensor(
     if form is None or (rounding is not None and graph.name(rounding) == "DEQUANTIZE"):
         return
     values = tensor_values(graph, operator, side, observations)
-    step = stride(len(values), values[0].size, _MOST_VALUES)
+    step = sample_step(len(values), values[0].size, _MOST_VALUES)
     values = values.reshape(1, -1)[:, ::step].astype(np.float64)
     grid = Grid(*(end.item() for end in best_grid(values, np.ones(values.size), form)))
     index = getattr(operator, side)[0]

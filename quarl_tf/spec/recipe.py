@@ -126,7 +126,7 @@ class QatSchedule:
             "moving_average" of each batch's extremes, or one of its 0.1 % and 99.9 % "percentile";
             or "following", a moving average that continues after the delay. Kernels' ranges, at
             the delay or "following", are those of their weights.
-        gradient: "straight_through" everywhere, or "clipped" to within the range.
+        gradient: "straight_through" everywhere, or "clipped" to within what was observed.
         learned_steps: Whether steps are learned from the delay on; gradients are clipped then.
     """
 

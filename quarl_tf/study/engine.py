@@ -1,4 +1,4 @@
-"""Run the missing experiments of a study: processes of `quarl run`, here or on a Ray cluster.
+"""Run the missing experiments of a study: processes of `quarl`, here or on a Ray cluster.
 
 A job is one run in all its schemes, which resumes where it stopped. A quantised run starts after
 its plain reference. The output is in the run's folder: `run.log`, or `failure.log` if it failed.
@@ -227,12 +227,14 @@ def _jobs(workspace: Workspace, study: Study, statuses: Sequence[Status]) -> lis
 def _stages(workspace: Workspace, run: Run, statuses: Sequence[Status]) -> list[str]:
     """Return the words that do what a run lacks: `run` or, as in a clone, only `evaluate`."""
     root = workspace.root.resolve()
-    unfinished = [status for status in statuses if status.state != State.EVALUATED]
-    files = [Workspace(root).artifact(run.run_id, status.scheme.name) for status in unfinished]
-    are_here = all(path.exists() for path in files)
-    are_valid = all(status.state == State.EXPORTED for status in unfinished)
+    files = [
+        path
+        for status in statuses
+        if status.state == State.EXPORTED or status.failure is not None
+        if (path := Workspace(root).artifact(run.run_id, status.scheme.name)).exists()
+    ]
     # Where the training is not here, `run` would be refused.
-    if are_here and are_valid and not is_begun(workspace, run.run_id):
+    if files and not is_begun(workspace, run.run_id):
         imports = [word for module in run.modules for word in ("--import", module)]
         return ["evaluate", *map(str, files), *imports]
     schemes = ",".join(status.scheme.name for status in statuses)
@@ -345,7 +347,13 @@ def _run_apart(job: Job, cores: int, shared: Path, call: Callable[..., Any]) -> 
             write_bytes(root / path, content)
         _changes(root, job.folders, mtimes)
         log = root / job.folders[0] / job.log.name
-        command = tuple(word.replace(str(shared), name) for word in job.command)
+        its_own = str(shared), str(Workspace(shared).shelf)
+        command = tuple(
+            word.replace(its_own[0], name, 1)
+            if word == its_own[0] or word.startswith(f"{its_own[1]}/")
+            else word
+            for word in job.command
+        )
         local_job = replace(job, command=command, log=log)
         process = start_process(local_job, cores)
         try:

@@ -57,7 +57,7 @@ def train(
     preset = preset or presets.load(run.algo, run.env_id, run.overrides)
     state.require_trainable(workspace, run, preset)
     training = _Training(folder, run, preset)
-    with closing(training):
+    with closing(training.collector.envs), closing(training.trial_envs):
         if run.origin is not None and not run.origin.step:
             training.start_from(workspace, run.origin)
         with workspace.working_on(run.run_id):
@@ -131,7 +131,7 @@ class _Training:
         self._spec = spec
         self._take_snapshot()
         self.collector = Collector(self.agent, run.env_id, preset, run.seed)
-        self._trial_envs = environments.make_vector(
+        self.trial_envs = environments.make_vector(
             run.env_id, preset.evaluation_episodes, once=True
         )
         self.best = _BestNetwork(networks.weights(self.agent.network))
@@ -155,11 +155,6 @@ class _Training:
             network = prepare(agents.build_network(run.algo, self._spec, preset, run.seed))
         self._exported_network = network
         self._snapshot = Snapshot(networks.acting(network))
-
-    def close(self) -> None:
-        """Close the environments."""
-        self.collector.envs.close()
-        self._trial_envs.close()
 
     def complete(self, update: Update) -> TrainingRecord:
         folder, preset = self._folder, self._preset
@@ -313,7 +308,7 @@ class _Training:
                 self._variances.append(self.agent.action_variance(heads[playing]))
             return self._spec.greedy(heads)
 
-        return rollout.rollout(self._trial_envs, act, seed, keep)
+        return rollout.rollout(self.trial_envs, act, seed, keep)
 
     def note(self) -> str:
         mean = self.collector.mean_return()

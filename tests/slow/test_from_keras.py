@@ -44,6 +44,8 @@ if sys.argv[1] == "3":
         save(name, layers.Lambda(lambda x: 2 * x))
     save("several.keras", outputs=2)
     save("wide.keras", features=5)
+    with open("of_3.keras", "rb") as sound, open("damaged.keras", "wb") as damaged:
+        damaged.write(sound.read()[:-500])
 """
 
 
@@ -79,6 +81,7 @@ def test_a_model_of_keras_becomes_a_run(models: Path, file: str) -> None:
     [
         ("lambda.keras", 1, "`Lambda` layer"),
         ("lambda.h5", 1, "`Lambda` layer"),
+        ("damaged.keras", 1, "damaged.keras is truncated or not a .keras file"),
         ("wide.keras", 1, "expected shape=(None, 5), found shape=(1, 4)\n"),
         ("several.keras", 2, "one output, float32 [1, 2]. Received: input float32 [1, 4]; output"),
         ("program", 2, "give --trust if you trust it. Received: program"),

@@ -20,6 +20,7 @@ from quarl_tf.export import convert
 from quarl_tf.export.convert import TrainedNetwork
 from quarl_tf.export.graph import Graph
 from quarl_tf.export.ptq import described
+from quarl_tf.foundation.files import sha256
 from quarl_tf.networks import Weights
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
@@ -128,6 +129,7 @@ def test_sidecars_describe_the_file(exported: Artifacts, name: str) -> None:
         **env_spec(POLE).facts,
     }
     assert vars(sidecar) == expected
+    assert (sidecar.sha256, sidecar.size_bytes) == (sha256(path), path.stat().st_size)
     ends = [(spec.shape, spec.dtype) for spec in (*audit.inputs, *audit.outputs)]
     assert ends == [((1, 4), "float32"), ((1, 2), "float32")]
     signatures = Interpreter(model_path=str(path)).get_signature_list()

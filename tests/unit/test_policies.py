@@ -32,6 +32,14 @@ VECTORS = np.random.default_rng(1).normal(0, 1, (50, 4)).astype("f4")
 FRAMES = np.random.default_rng(1).integers(0, 256, (20, 6, 6, 2), dtype=np.uint8)
 
 
+@pytest.mark.parametrize("name", ["fp32", "fp16", "dynamic_int8", "int8", "int8_io", "balancer"])
+def test_act_is_the_best_of_the_head(artifacts: Artifacts, name: str) -> None:
+    policy = Policy.load(artifacts[name])
+    actions = [policy.act(x) for x in VECTORS]
+    assert actions == [int(np.argmax(policy.head(x))) for x in VECTORS]
+    assert (set(actions), policy.ties) == ({0, 1}, 0)
+
+
 def test_int8_input_gets_the_nearest_codes(artifacts: Artifacts) -> None:
     policy = Policy.load(artifacts["int8_io"])
     interpreter = Interpreter(model_path=str(artifacts["int8_io"]), num_threads=1)

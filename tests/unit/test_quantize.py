@@ -362,7 +362,7 @@ def test_networks_that_a_step_is_not_for_stay_as_they_are(content: bytes) -> Non
 
 def test_samples_come_to_all_places_of_an_observation() -> None:
     for count, places, most in ((2000, 400, 5000), (300, 3136, 200_000), (50, 7, 5000), (9, 1, 2)):
-        step = activations.stride(count, places, most)
+        step = activations.sample_step(count, places, most)
         chosen = np.arange(count * places)[::step]
         assert len(np.unique(chosen % places)) == places
         assert most / 2 <= len(chosen) <= 2 * most or step == 1

@@ -365,8 +365,8 @@ def test_what_is_missing_is_not_called_none(workspace: Workspace) -> None:
     assert f"{line}none" in pages_of(write(workspace, run))[0]
     evaluation_path(workspace.artifact(run.run_id, "int8")).unlink()
     pages = pages_of(write(workspace, run))
-    assert f"{line}none (results of some are missing)" in pages[0]
-    assert "none (results of some are missing)" in pages[1]
+    assert f"{line}not known (results of some are missing)" in pages[0]
+    assert "not known (results of some are missing)" in pages[1]
     assert line not in pages_of(write(workspace, add_run(workspace, SEEDS[1], ("fp32",))))[0]
 
 
