@@ -243,10 +243,12 @@ def require_gate(artifacts: Sequence[Path], args: Namespace) -> None:
             sidecar = Sidecar.load(sidecar_path(path))
             plain, reference_file = Run.from_dict(sidecar.run).plain, reference_path(path, sidecar)
             remedy = f"copy {REFERENCE}.tflite and its .json beside it"
-            folder = reference_file.absolute().parent
-            if not plain.adopted and folder.parts[-4:-3] == ("tflite_models",):
+            if not plain.adopted:
                 export = f"quarl export {plain.run_id} --schemes {REFERENCE}"
-                remedy += f" (`{Workspace(folder.parents[3]).command(export)}`)"
+                folder = reference_file.absolute().parent
+                if folder.parts[-4:-3] == ("tflite_models",):
+                    export = Workspace(folder.parents[3]).command(export)
+                remedy += f" (`{export}`)"
             raise GateError(
                 "There is no fp32 result on the same seeds, by the same rules, to compare the "
                 f"file with; {remedy} and evaluate again. Received: {path}, fp32 is expected at "

@@ -78,7 +78,7 @@ def test_a_forgotten_import_is_told(here: Path, capsys: Capsys, arguments: Seque
 
 
 def test_a_run_keeps_its_presets(here: Path, tmp_path: Path, capsys: Capsys) -> None:
-    preset = yaml.safe_load((here / "examples/docking.yaml").read_text())["ppo"]["Docking-v0"]
+    preset = tables.read(here / "examples/docking.yaml", ["ppo"])["ppo"]["Docking-v0"]
     file = write_presets(tmp_path / "own.yaml", "ppo", "Docking-v0", preset | {"epochs": 3})
     task = ["train", "--algo", "ppo", "--env", "Docking-v0", *IMPORT]
     assert "Received: epochs=3 for 10" in refusal(capsys, *task, "--presets", str(file), code=1)
