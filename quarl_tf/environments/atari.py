@@ -158,6 +158,10 @@ class _Games(gym.vector.VectorWrapper):
             terminated = (self._steps_left > 0) & ~truncated
         return channels_last(_life_frames(planes, self._age)), rewards, terminated, truncated, info
 
+    def close(self, **kwargs: Any) -> None:
+        super().close(**kwargs)
+        vars(self.env).pop("ale", None)  # ale-py's own keeps the emulators and their threads.
+
 
 class _Game(gym.Wrapper[Any, Any, Any, Any]):
     """Adds the forced steps, and the number of a game's start."""
