@@ -302,7 +302,7 @@ def test_ppo_normalises_advantages_in_each_minibatch_and_clips_the_whole_gradien
 
 def test_loss_on_shared_layers_is_ppo_s_by_hand_and_its_gradient_is_taken() -> None:
     changes = {"network": "li", "precision": "float32", "entropy_coefficient": 0.02}
-    changes |= {"normalize_advantages": False, "gradient_clip": 1e9}
+    changes |= {"normalize_advantages": False, "gradient_clip": 1e9, "clip": 0.1}
     preset = presets.load("ppo", "BreakoutNoFrameskip-v4", changes)
     agent: Any = agents.build("ppo", EnvSpec((36, 36, 2), "uint8", 4), preset, 0)
     random = np.random.default_rng(0)
