@@ -14,6 +14,6 @@ parser.add_argument("study", help="the study's file")
 parser.add_argument("--root", default=".", help="folder of runs/, tflite_models/ and reports/")
 args, run_options = parser.parse_known_args()  # Others are those of `quarl study run`.
 if not Path(args.study).is_file():
-    parser.error(f"the study's file exists and comes before options; received: {args.study}")
+    parser.error(f"name the file of a study before the options; received: {args.study}")
 where = [args.study, "--root", args.root]
 sys.exit(main(["study", "run", *where, *run_options]) or main(["study", "report", *where]))
