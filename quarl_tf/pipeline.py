@@ -108,8 +108,6 @@ def export(
             except QuarlError as error:  # The other schemes are written.
                 failures.append(error)
         update(len(missing), len(missing), "")
-        if len(failures) == 1:
-            raise failures[0]
         if failures:
             raise type(failures[0])("; ".join(map(str, failures))) from failures[0]
     return [workspace.artifact(run_id, scheme.name) for scheme in parsed_schemes]

@@ -284,11 +284,7 @@ _VERBS: tuple[tuple[Any, ...], ...] = (
         _ARTIFACTS,
         _option("--calls", type=_COUNT, default=2000, help="calls (default: %(default)s)"),
         _file_option("--json", "FILE", "write the numbers to a file, too"),
-        _option(
-            "--save",
-            action="store_true",
-            help=_SAVE_LATENCIES_HELP,
-        ),
+        _option("--save", action="store_true", help=_SAVE_LATENCIES_HELP),
     ),
     (
         "record",

@@ -407,7 +407,8 @@ def aggregates(cells: Sequence[CellResults]) -> list[Aggregate]:
     """Aggregate each scheme of plain trainings that has normalised errors in many cells.
 
     Trainings that several cells have count once. A game that one training plays without chance is
-    too few different episodes, and left out, as is a training that chance would do as well as.
+    too few different episodes, and left out, as is a training whose fp32 earns no more than a
+    random policy.
     """
     first_cells = {cell.cell.references[0].seedless_id: cell.cell for cell in reversed(cells)}
     # What several cells share is of none of their quantisations.

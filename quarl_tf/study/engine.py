@@ -347,14 +347,13 @@ def _run_apart(job: Job, cores: int, shared: Path, call: Callable[..., Any]) -> 
             write_bytes(root / path, content)
         _changes(root, job.folders, mtimes)
         log = root / job.folders[0] / job.log.name
-        its_own = str(shared), str(Workspace(shared).shelf)
-        command = tuple(
-            word.replace(its_own[0], name, 1)
-            if word == its_own[0] or word.startswith(f"{its_own[1]}/")
-            else word
-            for word in job.command
-        )
-        local_job = replace(job, command=command, log=log)
+
+        def local(word: str) -> str:
+            path, shelf = Path(word), Workspace(shared).shelf
+            is_moved = path == shared or path.is_relative_to(shelf)
+            return str(root / path.relative_to(shared)) if is_moved else word
+
+        local_job = replace(job, command=tuple(map(local, job.command)), log=log)
         process = start_process(local_job, cores)
         try:
             code: int | None = None
