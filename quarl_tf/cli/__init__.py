@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 #: Extras by a module that each of them brings; what is not here comes with `train`.
 _EXTRAS = {
-    **dict.fromkeys(("gymnasium", "rich", "scipy", "yaml"), "evaluate"),
+    **dict.fromkeys(("argcomplete", "gymnasium", "packaging", "rich", "scipy", "yaml"), "evaluate"),
     **dict.fromkeys(("jinja2", "matplotlib", "pandas", "PIL", "seaborn"), "report"),
     "mcufit": "boards",
     "pygame": "video",

@@ -247,7 +247,7 @@ _VERBS: tuple[tuple[Any, ...], ...] = (
         _option("--trust", action="store_true", help="run a SavedModel, which is a program"),
         _option("--env", metavar="ID", help="Gymnasium id (default: from FILE.json)"),
         _option("--head", choices=_HEADS, help="(default: from FILE.json)"),
-        _option("--name", help="name of the run (default: 12 digits of the file's sha256)"),
+        _option("--name", help="name of the run (default: 12 digits of the flatbuffer's sha256)"),
         _option("--seed", type=int, default=0, help="seed of the run (default: 0)"),
         _option(
             "--schemes", metavar="LIST", default=REFERENCE, help="comma-separated (default: fp32)"

@@ -126,23 +126,15 @@ def _run(args: argparse.Namespace) -> None:
     _train_one(args, run, preset)
     if args.dry_run:
         find = partial(state.state, episodes=args.episodes, preset=preset, chance=args.chance)
-        found = {
-            workspace.artifact(run.run_id, scheme): find(workspace, run, scheme).state
-            for scheme in schemes
-        }
-        exported = State.EXPORTED, State.EVALUATED
-        lines = [
-            f"export   {path}"
-            for path, reached in found.items()
-            if reached not in exported or not path.exists()
-        ]
-        unfinished = [path for path, reached in found.items() if reached != State.EVALUATED]
-        lines += [f"evaluate {evaluation_path(path, args.chance)}" for path in unfinished]
+        statuses = {workspace.artifact(run.run_id, s): find(workspace, run, s) for s in schemes}
+        for path, status in statuses.items():
+            if status.sidecar is None or not path.exists():
+                _say(f"export   {path}")
+        for path, status in statuses.items():
+            if status.evaluation is None:
+                _say(f"evaluate {evaluation_path(path, args.chance)}")
         if not args.no_report:
-            name = report_name(run.run_id, args.chance)
-            lines.append(f"report   {workspace.report_dir(name)}")
-        for line in lines:
-            _say(line)
+            _say(f"report   {workspace.report_dir(report_name(run.run_id, args.chance))}")
         return
     with workspace.working_on(run.run_id):
         artifacts = _export_and_evaluate(args, run.run_id, schemes)

@@ -38,9 +38,6 @@ from quarl_tf.store.workspace import Workspace, sidecar_path, write_artifact
 #: Heads by whether actions are discrete.
 _HEADS = {True: ("logits", "q_values"), False: ("action",)}
 
-#: Types of the constants of a float flatbuffer; integers are shapes and axes.
-_FLOAT_FILE = {"float32", "float16", "int32", "int64", "bool"}
-
 #: Suffixes of Keras files.
 _KERAS = (".keras", ".h5", ".hdf5")
 
@@ -205,7 +202,7 @@ def _require_interface(audit: FlatbufferAudit, spec: EnvSpec, env_id: str) -> No
             f"A policy for {env_id} has one input, {expected[0]}, and one output, {expected[1]}. "
             f"Received: input {received[0]}; output {received[1]}"
         )
-    if other_dtypes := sorted(audit.weight_dtypes.keys() - _FLOAT_FILE):
+    if other_dtypes := sorted(audit.weight_dtypes.keys() - flatbuffer.FLOAT_FILE):
         raise UsageError(
             "A policy is adopted in floats; convert it without quantisation. "
             f"Received: constants of {', '.join(other_dtypes)}"

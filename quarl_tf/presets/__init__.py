@@ -248,15 +248,6 @@ def require_possible_delay(delay: int, preset: Preset) -> None:
         )
 
 
-def require_teacher(run: Run, preset: Preset) -> None:
-    """Raise a UsageError for distillation without a network that the training starts from."""
-    if preset.distillation and run.origin is None:
-        raise UsageError(
-            "Distillation compares the head with that of the network that a training starts from; "
-            f"name it (--from RUN). Received: distillation={preset.distillation}"
-        )
-
-
 def quantization(algo: str, values: Mapping[str, Any]) -> Quantization:
     """Build a quantisation from options by name, with an algorithm's defaults.
 
@@ -313,7 +304,7 @@ def best(env_id: str, file: Path | None = None) -> str:
     for algo in _BY_ROBUSTNESS:
         if env_id in _table(algo, file):
             return algo
-    env_ids = {name for _, name in available()}
+    env_ids = {name for algo in ALGORITHMS for name in _table(algo, file)}
     raise unknown("environment with a preset", env_id, env_ids, "Or give --algo and --presets.")
 
 

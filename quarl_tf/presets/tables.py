@@ -51,7 +51,7 @@ def parse(text: str | bytes) -> Any:
         mark = error.problem_mark
         where = "" if mark is None else f"line {mark.line + 1}: "
         raise ValueError(f"{where}{error.problem}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(one_line(error)) from error
 
 

@@ -96,10 +96,6 @@ class Recipe:
             return self.observation
         return self.head if layer in HEADS else self.default
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return what differs from the defaults, as JSON-ready values."""
-        return dict(_without_defaults(self))
-
 
 def require_layers(recipe: Recipe, layers: Collection[str]) -> None:
     """Raise a UsageError for a recipe that names a layer which is not there."""
@@ -244,7 +240,7 @@ class Quantization:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the recipe and the schedule as JSON-ready values."""
-        return {"recipe": self.recipe.to_dict(), "schedule": asdict(self.schedule)}
+        return {"recipe": _without_defaults(self.recipe), "schedule": asdict(self.schedule)}
 
     @classmethod
     def restore(cls, values: Mapping[str, Any]) -> Self:

@@ -258,9 +258,8 @@ class Evaluation(_JsonRecord):
     def of(cls, stored: dict[str, Any], path: Path) -> Self:
         """Build the record, in which each list has a value for each of its episodes."""
         evaluation = super().of(stored, path)
-        for name in ("returns", "lengths", "starts", "successes"):
-            values = getattr(evaluation, name)
-            if values is not None and not len(values) == len(evaluation.seeds) > 0:
+        for name, values in vars(evaluation).items():
+            if isinstance(values, list) and not len(values) == len(evaluation.seeds) > 0:
                 received = f"{len(values)} {name} of {len(evaluation.seeds)} seeds"
                 raise cls._invalid(path, received)
         return evaluation
@@ -268,11 +267,5 @@ class Evaluation(_JsonRecord):
     def first(self, episodes: int | None, *, skip: int = 0) -> Self:
         """Return the first episodes after those skipped; ties and latency stay those of all."""
         part = slice(skip, None if episodes is None else skip + episodes)
-        return replace(
-            self,
-            seeds=self.seeds[part],
-            returns=self.returns[part],
-            lengths=self.lengths[part],
-            starts=None if self.starts is None else self.starts[part],
-            successes=None if self.successes is None else self.successes[part],
-        )
+        lists: dict[str, Any] = {k: v[part] for k, v in vars(self).items() if isinstance(v, list)}
+        return replace(self, **lists)

@@ -335,7 +335,11 @@ def is_begun(workspace: Workspace, run_id: str) -> bool:
 
 def require_trainable(workspace: Workspace, run: Run, preset: Preset) -> None:
     """Refuse unfit settings, and flatbuffers whose run folder is missing, as in a clone."""
-    presets.require_teacher(run, preset)
+    if preset.distillation and run.origin is None:
+        raise UsageError(
+            "Distillation compares the head with that of the network that a training starts from; "
+            f"name it (--from RUN). Received: distillation={preset.distillation}"
+        )
     if run.quantization is not None:
         presets.require_possible_delay(run.quantization.delay, preset)
     folder = workspace.artifact_dir(run.run_id)
