@@ -78,7 +78,7 @@ $(DOCS)/installed: setup.cfg
 
 lock:  ## Resolve setup.cfg anew into requirements.txt.
 	$(PYTHON) -m venv --clear .lock
-	.lock/bin/pip install --quiet --editable '.[train,int4,boards,dev]'
+	.lock/bin/pip install --quiet --editable '.[train,boards,dev]'
 	.lock/bin/pip freeze --exclude-editable > requirements.txt
 	rm -rf .lock
 

@@ -53,15 +53,7 @@ def measure(policy: str, precision: str, seconds: float) -> dict[str, float]:
         overrides={**_OVERRIDES, "network": policy, "precision": precision},
     )
     with ours.started(workload, 0) as training:
-        learn, durations = training.agent.learn, []
-
-        def timed(observations: Any) -> Any:
-            start = time.perf_counter()
-            result = learn(observations)
-            durations.append(time.perf_counter() - start)
-            return result
-
-        training.agent.learn = timed
+        durations = ours.time_calls(training.agent, "learn")
         first_step, start = training.step, time.perf_counter()
         while len(durations) < _LEAST_BURSTS or time.perf_counter() - start < seconds:
             training.burst()

@@ -74,33 +74,33 @@ def speed(workload: Workload, seed: int, steps: int) -> float:
 def shares(workload: Workload, steps: int) -> dict[str, float]:
     """Return the percentage of our training's time that each part takes."""
     with started(workload, 0) as training:
-        seconds = dict.fromkeys((*PARTS, "sampling"), 0.0)
-
-        def time_calls(owner: Any, method: str, part: str) -> None:
-            call = getattr(owner, method)
-
-            def timed(*args: Any) -> Any:
-                start = time.perf_counter()
-                result = call(*args)
-                seconds[part] += time.perf_counter() - start
-                return result
-
-            setattr(owner, method, timed)
-
-        time_calls(training.collector.envs, "step", "environment")
-        time_calls(training.agent, "act", "acting")
-        time_calls(training.agent, "observe", "replay")
-        time_calls(training.agent, "learn", "learning")
-        if workload.algo in ("ddpg", "dqn"):
-            time_calls(training.agent._replay, "sample", "sampling")
+        calls = {"environment": time_calls(training.collector.envs, "step")}
+        for part, method in (("acting", "act"), ("replay", "observe"), ("learning", "learn")):
+            calls[part] = time_calls(training.agent, method)
+        replay = getattr(training.agent, "_replay", None)
+        samples = [] if replay is None else time_calls(replay, "sample")
         start = time.perf_counter()
         _rate(training, steps)
         total = time.perf_counter() - start
-    sampling = seconds.pop("sampling")
+    seconds, sampling = {part: sum(calls[part]) for part in PARTS}, sum(samples)
     seconds["replay"] += sampling
     seconds["learning"] -= sampling
     seconds["rest"] = total - sum(seconds.values())
     return {part: 100 * value / total for part, value in seconds.items()}
+
+
+def time_calls(owner: Any, method: str) -> list[float]:
+    """Time all further calls of a method; return the list that their seconds are added to."""
+    call, durations = getattr(owner, method), list[float]()
+
+    def timed(*args: Any) -> Any:
+        start = time.perf_counter()
+        result = call(*args)
+        durations.append(time.perf_counter() - start)
+        return result
+
+    setattr(owner, method, timed)
+    return durations
 
 
 @contextmanager
@@ -161,7 +161,7 @@ def multiplications(workload: Workload) -> float:
     total, first = _passes(agent.network)
     if workload.algo == "dqn":  # Double DQN asks two networks about what follows.
         return total + transitions * ((5 if preset.double else 4) * total - first)
-    critic, critics_first = _passes(agent._normalised_networks[1])
+    critic, critics_first = _passes(agent._normalised_networks[0])
     # The critic passes a gradient on to the actor, besides learning; both have targets.
     return total + transitions * (4 * total - first + 6 * critic - critics_first)
 

@@ -5,7 +5,8 @@ TensorFlow is loaded only where something is to be trained or exported.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,11 +96,15 @@ def export(
     missing = not_exported(workspace, run_id, [scheme.name for scheme in parsed_schemes])
     copy_curve(workspace, run_id)
     if missing:
+        write: Callable[[Scheme], None]
         if run.adopted:
-            from quarl_tf.export.adopt import exporter
+            from quarl_tf.export import adopt
+
+            write = partial(adopt.export, workspace, run)
         else:
-            from quarl_tf.export.convert import exporter
-        write = exporter(workspace, run)
+            from quarl_tf.export.convert import TrainedNetwork
+
+            write = TrainedNetwork(workspace, run).export
         failures = []
         for done, name in enumerate(missing):
             update(done, len(missing), name)

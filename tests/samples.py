@@ -173,6 +173,16 @@ def copied(artifact: Path, folder: Path) -> Path:
     return folder / artifact.name
 
 
+def published(folder: Path, run_id: str) -> Workspace:
+    """Copy what a report plays of a published run: its curve, fp32, int8 and the random policy."""
+    workspace, source = Workspace(folder), Workspace(ROOT).artifact_dir(run_id)
+    workspace.artifact_dir(run_id).mkdir(parents=True)
+    for path in source.iterdir():
+        if path.name.split(".")[0] in ("fp32", "int8", "progress", "random"):
+            shutil.copy(path, workspace.artifact_dir(run_id))
+    return workspace
+
+
 def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
     """Return the modification time and the content of every file."""
     files = [path for path in folder.rglob("*") if path.is_file()]

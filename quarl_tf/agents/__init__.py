@@ -91,8 +91,7 @@ class Agent(ABC):
     def refresh(self) -> None:
         """Act by the current weights from now on."""
 
-    @abstractmethod
-    def forget(self) -> None:
+    def forget(self) -> None:  # noqa: B027
         """Free the memory of all stored observations; nothing can be learned afterwards."""
 
     def start_from(self, weights: Weights, count: int) -> None:

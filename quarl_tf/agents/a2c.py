@@ -18,16 +18,8 @@ Deviations from the paper (advantage actor-critic, Mnih et al., arXiv 1602.01783
 7. Common to all algorithms: see `agents`.
 """
 
-from functools import partial
-
-from quarl_tf.agents import Change, tf_agents
 from quarl_tf.agents.on_policy import ActorCritic, build_network
-from quarl_tf.environments import EnvSpec
-from quarl_tf.presets import A2cPreset
 
 __all__ = ["build", "build_network"]
 
-
-def build(spec: EnvSpec, preset: A2cPreset, seed: int, prepare: Change) -> ActorCritic:
-    """Build the agent."""
-    return ActorCritic(spec, preset, seed, prepare, partial(tf_agents.rmsprop, preset))
+build = ActorCritic

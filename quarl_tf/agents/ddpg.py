@@ -21,7 +21,7 @@ import numpy as np
 
 from quarl_tf import networks
 from quarl_tf.agents import Change, tf_agents
-from quarl_tf.agents.off_policy import Exploration, Learner, OffPolicyAgent
+from quarl_tf.agents.off_policy import Exploration, OffPolicyAgent
 from quarl_tf.environments import EnvSpec
 from quarl_tf.foundation.keras import keras
 from quarl_tf.networks import Design
@@ -79,8 +79,8 @@ def build(spec: EnvSpec, preset: DdpgPreset, seed: int, prepare: Change) -> OffP
         (critic_loss, critic, gradient_step(critic, preset.critic_learning_rate)),
         (actor_loss, actor, gradient_step(actor, preset.learning_rate)),
     ]
-    learner = Learner(agent, [actor, critic], [target_actor], steps)
-    return OffPolicyAgent(spec, preset, seed, learner, action_noise(spec, preset))
+    noise = action_noise(spec, preset)
+    return OffPolicyAgent(spec, preset, seed, agent, steps, target_actor, noise)
 
 
 def action_noise(spec: EnvSpec, preset: DdpgPreset) -> Exploration:

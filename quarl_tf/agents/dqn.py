@@ -21,7 +21,7 @@ import numpy as np
 
 from quarl_tf import networks
 from quarl_tf.agents import Change, tf_agents
-from quarl_tf.agents.off_policy import Exploration, Learner, OffPolicyAgent
+from quarl_tf.agents.off_policy import Exploration, OffPolicyAgent
 from quarl_tf.environments import EnvSpec
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.networks import Design
@@ -59,9 +59,8 @@ def build(spec: EnvSpec, preset: DqnPreset, seed: int, prepare: Change) -> OffPo
     def clip(gradients: list[Any]) -> list[Any]:
         return [tf.clip_by_norm(gradient, preset.gradient_clip) for gradient in gradients]
 
-    step = tf_agents.GradientStep(optimizer, clip)
-    learner = Learner(agent, [network], [target], [(loss, network, step)])
-    return OffPolicyAgent(spec, preset, seed, learner, epsilon_greedy(spec, preset))
+    steps = [(loss, network, tf_agents.GradientStep(optimizer, clip))]
+    return OffPolicyAgent(spec, preset, seed, agent, steps, target, epsilon_greedy(spec, preset))
 
 
 def epsilon_greedy(spec: EnvSpec, preset: DqnPreset) -> Exploration:

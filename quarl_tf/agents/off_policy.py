@@ -1,7 +1,6 @@
 """Off-policy agents: they learn in bursts from a replay."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,19 +25,8 @@ Exploration = Callable[
     [Callable[[], npt.NDArray[Any]], np.random.Generator, float, bool, npt.NDArray[Any]],
     npt.NDArray[Any],
 ]
-
-
-@dataclass(frozen=True)
-class Learner:
-    """TF-Agents' agent with its networks, losses and gradient steps."""
-
-    agent: Any
-    #: Networks that normalise observations; the first is exported.
-    networks: Sequence[ModelNetwork]
-    #: Target networks of the exported one.
-    targets: Sequence[ModelNetwork]
-    #: A loss of a batch of transitions, its network and its gradient step; the first is reported.
-    steps: Sequence[tuple[Callable[[Any], Any], ModelNetwork, GradientStep]]
+#: A loss of a batch of transitions, its network and its gradient step.
+Step = tuple[Callable[[Any], Any], ModelNetwork, GradientStep]
 
 
 class OffPolicyAgent(Agent):
@@ -49,11 +37,18 @@ class OffPolicyAgent(Agent):
         spec: EnvSpec,
         preset: OffPolicyPreset,
         seed: int,
-        learner: Learner,
+        agent: Any,
+        steps: Sequence[Step],
+        target: ModelNetwork,
         exploration: Exploration,
     ) -> None:
+        """Learn by the steps; `agent` is that of TF-Agents.
+
+        The loss of the first step is reported; the network of the last, whose target network is
+        `target`, is exported.
+        """
         super().__init__(spec, seed, "replay")
-        self._preset, self._learner = preset, learner
+        self._preset, self._agent, self._steps, self._target = preset, agent, steps, target
         self._new_observations: list[npt.NDArray[Any]] = []
         size = preset.buffer_size, preset.num_envs
         self._replay = Replay(spec, *size, n_step=preset.n_step, discount=preset.discount)
@@ -63,15 +58,14 @@ class OffPolicyAgent(Agent):
         self._take_networks()
 
     def _take_networks(self) -> None:
-        self._normalised_networks = [network.model for network in self._learner.networks]
-        self.network = self._normalised_networks[0]
-        self.targets = [target.model for target in self._learner.targets]
+        self._normalised_networks = [network.model for _, network, _ in self._steps]
+        self.network, self.targets = self._normalised_networks[-1], [self._target.model]
         self._snapshot = Snapshot(networks.acting(self.network))
         self._burst = inference.compiled(self._train_on, self.network)
 
     def change_network(self, change: Change) -> None:
-        """Replace the network and its targets by the results of `change`."""
-        for network in (self._learner.networks[0], *self._learner.targets):
+        """Replace the network and its target by the results of `change`."""
+        for network in (self._steps[-1][1], self._target):
             network.model = change(network.model)
         self._take_networks()
 
@@ -86,7 +80,7 @@ class OffPolicyAgent(Agent):
             return self._spec.greedy(self._snapshot(observations))
 
         # A training that goes on elsewhere has learned, though its new replay warms up.
-        untrained = self._warming_up and not self._learner.agent.train_step_counter.numpy()
+        untrained = self._warming_up and not self._agent.train_step_counter.numpy()
         noise = self._arrays["noise"]
         return self._exploration(greedy, self._act_random, progress, untrained, noise)
 
@@ -127,21 +121,19 @@ class OffPolicyAgent(Agent):
     # AutoGraph would take seconds to convert this, for nothing: its control flow is Python's.
     @tf.autograph.experimental.do_not_convert  # type: ignore[misc]
     def _gradient_step(self, batch: Any) -> Any:
-        learner = self._learner
-
         def total_loss(loss: Callable[[Any], Any], network: ModelNetwork) -> Any:
             value = loss(batch)
-            if network is not learner.networks[0]:
+            if network is not self._steps[-1][1]:
                 return value
             return self._with_distillation(value, batch.time_step.observation)
 
         # TF-Agents' own `train` cannot add a distance from a teacher.
         losses = [
             step(partial(total_loss, loss, network), network.model.trainable_variables)
-            for loss, network, step in learner.steps
+            for loss, network, step in self._steps
         ]
-        learner.agent.train_step_counter.assign_add(1)
-        learner.agent._update_target()
+        self._agent.train_step_counter.assign_add(1)
+        self._agent._update_target()
         return losses[0]
 
     def refresh(self) -> None:
@@ -149,5 +141,5 @@ class OffPolicyAgent(Agent):
         self._snapshot.refresh()
 
     def _variables(self) -> list[Any]:
-        steps = (step for *_, step in self._learner.steps)
-        return [*self._learner.agent.variables, *(v for step in steps for v in step.variables())]
+        steps = (step for *_, step in self._steps)
+        return [*self._agent.variables, *(v for step in steps for v in step.variables())]

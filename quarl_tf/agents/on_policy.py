@@ -1,6 +1,6 @@
 """The actor-critic of PPO and A2C: it learns from each rollout in minibatches."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from quarl_tf.foundation.seeding import generator
 from quarl_tf.networks import Design, Weights, inference
 from quarl_tf.networks.inference import Snapshot
 from quarl_tf.networks.layers import Floats
-from quarl_tf.presets import PpoPreset
+from quarl_tf.presets import A2cPreset, PpoPreset
 
 
 class _TwoNetworks:
@@ -105,14 +105,7 @@ def _design(preset: PpoPreset, outputs: int, head_gain: float) -> Design:
 class ActorCritic(Agent):
     """Draws actions from its distribution and learns from each rollout once."""
 
-    def __init__(
-        self,
-        spec: EnvSpec,
-        preset: PpoPreset,
-        seed: int,
-        prepare: Change,
-        optimizer: Callable[[Sequence[Any]], Any],
-    ) -> None:
+    def __init__(self, spec: EnvSpec, preset: PpoPreset, seed: int, prepare: Change) -> None:
         super().__init__(spec, seed, "minibatches")
         self._preset = preset
         self._rows: list[tuple[npt.NDArray[Any], ...]] = []
@@ -130,8 +123,13 @@ class ActorCritic(Agent):
         self.distance = self._distribution.distance
         self.action_variance = self._distribution.variance
         self._agent = self._loss_agent(spec)
+        variables = self._model.trainable_variables
+        if isinstance(preset, A2cPreset):
+            optimizer = tf_agents.rmsprop(preset, variables)
+        else:
+            optimizer = tf_agents.adam(preset.learning_rate, preset, variables, epsilon=1e-5)
         self._step = tf_agents.GradientStep(
-            optimizer(self._model.trainable_variables),
+            optimizer,
             lambda gradients: tf.clip_by_global_norm(gradients, preset.gradient_clip)[0],
         )
         self._round = inference.compiled(self._train_on, self.network)
@@ -184,10 +182,6 @@ class ActorCritic(Agent):
         """Store one tick, with the actions as drawn."""
         row = (tick.observations, tick.rewards, tick.terminated, tick.starts, *self._draws)
         self._rows.append(tuple(np.copy(field) for field in row))
-
-    def forget(self) -> None:
-        """Free the current rollout."""
-        self._rows.clear()
 
     def learn(self, observations: npt.NDArray[Any]) -> dict[str, float]:
         """Learn from the rollout, which ended with these observations, then discard it."""

@@ -17,17 +17,8 @@ Deviations from the paper:
 9. Common to all algorithms: see `agents`.
 """
 
-from functools import partial
-
-from quarl_tf.agents import Change, tf_agents
 from quarl_tf.agents.on_policy import ActorCritic, build_network
-from quarl_tf.environments import EnvSpec
-from quarl_tf.presets import PpoPreset
 
 __all__ = ["build", "build_network"]
 
-
-def build(spec: EnvSpec, preset: PpoPreset, seed: int, prepare: Change) -> ActorCritic:
-    """Build the agent."""
-    optimizer = partial(tf_agents.adam, preset.learning_rate, preset, epsilon=1e-5)
-    return ActorCritic(spec, preset, seed, prepare, optimizer)
+build = ActorCritic

@@ -48,7 +48,7 @@ from quarl_tf.store.workspace import (
     is_evaluated,
     report_name,
 )
-from quarl_tf.study import State, Study, engine, plan, read
+from quarl_tf.study import State, Study, engine, plan, read, write_study_report
 from quarl_tf.training import checkpoint
 
 
@@ -409,8 +409,6 @@ def _study_status(args: argparse.Namespace) -> None:
 def _study_report(args: argparse.Namespace) -> None:
     workspace, study = Workspace(args.root), _read_study(args.study)
     with spinner("report"):
-        from quarl_tf.study.report import write_study_report
-
         remedy = _study_command(args, "run")
         page = write_study_report(
             workspace, study, margin_percent=args.margin, command=args.command, remedy=remedy

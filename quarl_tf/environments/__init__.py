@@ -115,12 +115,12 @@ def require_end(steps: int) -> None:
         )
 
 
-def require_finite(episode_return: float, where: str) -> None:
-    """Raise a QuarlError for a return that is not finite; the message names `where`."""
-    if not math.isfinite(episode_return):
+def require_finite(rewards: float, where: str) -> None:
+    """Raise a QuarlError for a sum of rewards that is not finite; the message names `where`."""
+    if not math.isfinite(rewards):
         raise QuarlError(
             "The environment gave a reward that is not finite; fix it before training or "
-            f"comparing policies. Received: return={episode_return}, {where}"
+            f"comparing policies. Received: sum={rewards}, {where}"
         )
 
 

@@ -90,7 +90,8 @@ class UserEnvironment(gym.Wrapper[Any, Any, Any, Any]):
             yield
         except Exception as error:
             frames = extract_tb(error.__traceback__)
-            source = getattr(sys.modules[type(self.unwrapped).__module__], "__file__", None)
+            module = sys.modules.get(type(self.unwrapped).__module__)
+            source = getattr(module, "__file__", None)
             frame = next((f for f in frames[::-1] if f.filename == source), frames[-1])
             raise self._error(
                 f"raised {type(error).__name__} in {method} ({frame.filename}:{frame.lineno})",

@@ -9,8 +9,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple
 
 from ai_edge_litert.interpreter import Interpreter
 
@@ -19,17 +19,6 @@ from quarl_tf.foundation.provenance import import_path
 from quarl_tf.runtime import flatbuffer
 
 _ALIGNMENT = 64  #: Of tensors in the arena, in bytes.
-
-
-class Activation(NamedTuple):
-    """The bytes of a computed tensor, and the operators that compute it and use it last.
-
-    Inputs are written before the first operator; inputs and outputs are read after the last one.
-    """
-
-    size: int
-    first: int
-    last: int
 
 
 def measure(path: Path) -> dict[str, int]:
@@ -52,41 +41,29 @@ def arena_bytes(source: Path | bytes) -> int:
     that fits. The real arena may be smaller, where an operator overwrites its input, or larger by
     the scratch memory of operators; that of delegates such as XNNPACK is in `process_bytes`.
     """
-    tensors = activations(source)
-    end = max((tensor.last for tensor in tensors), default=0)
-
-    def order(tensor: Activation) -> tuple[bool, int, int]:
-        if tensor.first == 0 and tensor.last == end:
-            return False, 0, 0
-        return True, -tensor.size, tensor.first
-
-    placements: list[tuple[int, Activation]] = []
-    for tensor in sorted(tensors, key=order):
-        overlapping = [
-            (start, other.size)
-            for start, other in placements
-            if other.first <= tensor.last and tensor.first <= other.last
-        ]
-        placements.append((_place(tensor.size, overlapping), tensor))
-    return max((start + tensor.size for start, tensor in placements), default=0)
-
-
-def activations(source: Path | bytes) -> list[Activation]:
-    """Return the computed tensors of the main graph, inputs first."""
     graph = flatbuffer.parsed(source)[0]
     end = len(graph.operators) - 1
-    starts = dict.fromkeys(graph.inputs, 0)
-    last_uses = {}
+    # Inputs are written before the first operator; inputs and outputs are read after the last one.
+    starts, last_uses = dict.fromkeys(graph.inputs, 0), dict[int, int]()
     for number, operator in enumerate(graph.operators):
         starts.update({i: number for i in operator.outputs if i not in starts})
         last_uses.update(dict.fromkeys(operator.inputs, number))
     last_uses.update(dict.fromkeys((*graph.inputs, *graph.outputs), end))
-    return [
-        # An unused tensor is never freed.
-        Activation(flatbuffer.byte_size(t.dtype, math.prod(t.shape)), start, last_uses.get(i, end))
-        for i, start in starts.items()
-        if (t := graph.tensors[i]).data is None
-    ]
+    tensors = []
+    for i, first in starts.items():
+        tensor, last = graph.tensors[i], last_uses.get(i, end)  # An unused one is never freed.
+        if tensor.data is None:
+            size = flatbuffer.byte_size(tensor.dtype, math.prod(tensor.shape))
+            # Those that are there all the time come first, in order.
+            rank = (-math.inf, 0) if (first, last) == (0, end) else (-size, first)
+            tensors.append((rank, size, first, last))
+    placed: list[tuple[int, int, int, int]] = []
+    for _, size, first, last in sorted(tensors, key=itemgetter(0)):
+        overlapping = [
+            (at, n) for at, n, begin, finish in placed if begin <= last and first <= finish
+        ]
+        placed.append((_place(size, overlapping), size, first, last))
+    return max((start + size for start, size, *_ in placed), default=0)
 
 
 def _place(size: int, overlapping: Sequence[tuple[int, int]]) -> int:

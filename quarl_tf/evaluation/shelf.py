@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from shlex import quote
 from statistics import fmean
 
 from quarl_tf.evaluation.compare import Comparison, compare_saved
@@ -91,10 +92,11 @@ class Entry:
         scheme = Scheme.parse(self.sidecar.scheme)
         if self.artifact.exists():
             # Several adopted policies may have its name.
-            return f"quarl evaluate {self.artifact if self.run.adopted else self.name}"
+            name = quote(str(self.artifact)) if self.run.adopted else self.name
+            return f"quarl evaluate {name}"
         reference = self.artifact.with_name(f"{REFERENCE}.tflite")
         if reference.exists() and scheme.post_training:
-            return f"quarl quantize {reference} --scheme {scheme.name}"
+            return f"quarl quantize {quote(str(reference))} --scheme {scheme.name}"
         # Beside other files of a training that is not here, it would be refused.
         return _trained_by(self.run, scheme.name)
 

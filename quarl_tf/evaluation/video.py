@@ -99,7 +99,7 @@ def scene(policies: Sequence[Policy], seed: int, max_steps: int) -> Scene:
 
 
 def record(scene: Scene, path: Path) -> None:
-    """Write a scene as .gif; a QuarlError if it is too long."""
+    """Write a scene; a UsageError if the path is no .gif, a QuarlError if it is too long."""
     if path.suffix != ".gif":
         raise UsageError(f"A film ends in .gif. Received: path={str(path)!r}")
     write_bytes(path, gif(scene, GIF_LIMIT))

@@ -59,16 +59,11 @@ def tensor_values(graph: Graph, operator: Any, side: str, observations: Array) -
     index = getattr(operator, side)[0]
     # What follows takes time for nothing, but for a tanh, which tells `visit` to clip.
     if index not in graph.inputs and index not in graph.before_tanh():
-        content, index = _up_to(content, index)
+        part = Graph(content)
+        part.model.signatureDefs = None
+        part.outputs[:] = [index]
+        content, index = part.pack(), part.outputs[0]
     return np.concatenate([values for i, values in visit(content, observations) if i == index])
-
-
-def _up_to(content: bytes, index: int) -> tuple[bytes, int]:
-    """Return the part of a flatbuffer that computes a tensor, and the tensor's index there."""
-    graph = Graph(content)
-    graph.model.signatureDefs = None
-    graph.outputs[:] = [index]
-    return graph.pack(), graph.outputs[0]
 
 
 def kernel_inputs(graph: Graph, layer: Any, observations: Array) -> Array:

@@ -171,23 +171,16 @@ def _described_run(run: Run, spec: EnvSpec, facts: dict[str, Any]) -> Sidecar:
     )
 
 
-def exporter(workspace: Workspace, run: Run) -> Callable[[Scheme], object]:
-    """Return a function that quantises an adopted run's flatbuffer.
-
-    It raises a QuarlError where that is missing or changed.
-    """
+def export(workspace: Workspace, run: Run, scheme: Scheme) -> None:
+    """Quantise an adopted run's flatbuffer; a QuarlError where that is missing or changed."""
     source = workspace.artifact(run.run_id, REFERENCE)
-
-    def write(scheme: Scheme) -> None:
-        if scheme.name == REFERENCE:
-            raise QuarlError(
-                f"The {REFERENCE} of an adopted run is the file it was adopted from; adopt it "
-                f"again ({workspace.command(run.command('adopt'))}). "
-                f"Received: {source} missing or changed"
-            )
-        quantize(source, scheme)
-
-    return write
+    if scheme.name == REFERENCE:
+        raise QuarlError(
+            f"The {REFERENCE} of an adopted run is the file it was adopted from; adopt it "
+            f"again ({workspace.command(run.command('adopt'))}). "
+            f"Received: {source} missing or changed"
+        )
+    quantize(source, scheme)
 
 
 def _require_interface(audit: FlatbufferAudit, spec: EnvSpec, env_id: str) -> None:

@@ -46,7 +46,7 @@ class TrainedNetwork:
 
     def __init__(self, workspace: Workspace, run: Run) -> None:
         """Load it; a QuarlError where it is missing, or its files were changed."""
-        folder = workspace.run_dir(run.run_id)
+        self._workspace, folder = workspace, workspace.run_dir(run.run_id)
         self.run, self.record = run, TrainingRecord.load(folder / "training.json")
         self.record.verify(folder)
         self.spec = environments.env_spec(run.env_id)
@@ -82,24 +82,15 @@ class TrainedNetwork:
             return content
         return with_scaled_head(content, scaling.half, scaling.middle)
 
-
-def exporter(workspace: Workspace, run: Run) -> Callable[[Scheme], None]:
-    """Return a function that exports a trained run in a possible scheme.
-
-    It raises a QuarlError where the flatbuffer differs from its network.
-    """
-    training = TrainedNetwork(workspace, run)
-
-    def export(scheme: Scheme) -> None:
+    def export(self, scheme: Scheme) -> None:
+        """Export it in a possible scheme; a QuarlError where a flatbuffer is not its network."""
         convert = _convert_aware if scheme.aware else _convert_float
-        content, expected = convert(training, scheme)
-        policy = Policy(content, _describe(training, scheme, content))
-        sidecar = replace(policy.sidecar, check=_compare(policy, expected, training.observations))
+        content, expected = convert(self, scheme)
+        policy = Policy(content, _describe(self, scheme, content))
+        sidecar = replace(policy.sidecar, check=_compare(policy, expected, self.observations))
         if scheme.post_training:
-            content, sidecar = ptq.copied(policy, content, scheme, training.observations)
-        write_artifact(workspace.artifact(run.run_id, scheme.name), content, sidecar)
-
-    return export
+            content, sidecar = ptq.copied(policy, content, scheme, self.observations)
+        write_artifact(self._workspace.artifact(self.run.run_id, scheme.name), content, sidecar)
 
 
 def _describe(training: TrainedNetwork, scheme: Scheme, content: bytes) -> Sidecar:
@@ -177,14 +168,11 @@ def _convert_aware(training: TrainedNetwork, scheme: Scheme) -> tuple[bytes, ker
     from quarl_tf.quantization import qat
 
     network, quantization = training.network(training.weights), training.run.quantization
-    recipe = quantization.recipe if quantization and scheme.name == "qat_int8" else None
-    content = training.convert(qat.exported(network, rounded=recipe is None))
-    expected = networks.acting(training.network(training.weights))
-    if recipe is not None:
-        content = integer.trained(content, recipe, qat.grids(network))
-    elif scheme.name == "qat_int4":
-        content = int4.pack(content, qat.kernel_grids(expected))
-    return content, expected
+    content = training.convert(qat.exported(network, rounded=scheme.name != "qat_int8"))
+    store = {"qat_int8": integer.trained, "qat_int4": int4.pack}.get(scheme.name)
+    if store is not None and quantization is not None:
+        content = store(content, quantization.recipe, qat.grids(network))
+    return content, networks.acting(training.network(training.weights))
 
 
 def _compare(

@@ -8,11 +8,12 @@ import flatbuffers
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
+from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.quantization.grid import Array, Grid
 from quarl_tf.runtime.flatbuffer import IDENTIFIER
 
 FLOAT16, FLOAT32 = schema.TensorType.FLOAT16, schema.TensorType.FLOAT32
-UINT8 = schema.TensorType.UINT8
+INT4, UINT8 = schema.TensorType.INT4, schema.TensorType.UINT8
 
 #: Fused activations; the last one clips to [-1, 1].
 NONE, RELU = schema.ActivationFunctionType.NONE, schema.ActivationFunctionType.RELU
@@ -110,8 +111,12 @@ class Graph:
         return np.frombuffer(bytes(data), np.float32).reshape(shape)
 
     def kernel_and_bias(self, layer: Any) -> tuple[Array | None, Array | None]:
-        """Return the float32 constants of a layer; None for what is missing or no such constant."""
-        kernel, bias = (self.constant(index) for index in [*layer.inputs, -1][1:3])
+        """Return the float32 constants of a layer; None for what is missing or no such kernel."""
+        indices = [*layer.inputs, -1][1:3]
+        kernel, bias = map(self.constant, indices)
+        if bias is None and indices[1] >= 0:
+            name = self.tensors[indices[1]].name.decode()
+            raise QuarlError(f"A layer's bias is a float32 constant here. Received: {name}")
         return kernel, bias
 
     def set_constant(self, index: int, values: Array) -> None:

@@ -1,4 +1,4 @@
-"""Store kernels that lie on a grid of 4 bits or fewer as int4, by litert-quantizer.
+"""Store kernels that lie on a grid of 4 bits or fewer as int4.
 
 The float flatbuffer of a quantisation-aware training has such kernels. As int4 two weights share a
 byte; the runtime converts them back to the same floats but for rounding, which the grids behind
@@ -6,63 +6,52 @@ them absorb. Kernels on finer grids, as those of the head usually are, become in
 saves size and not time.
 """
 
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from quarl_tf.export.graph import Graph
-from quarl_tf.foundation import native_output
-from quarl_tf.foundation.errors import QuarlError, one_line
-from quarl_tf.runtime import flatbuffer
-from quarl_tf.spec import INT4_BITS
-
-#: Largest relative change of a weight: a wrong step changes some by 1/127 or more, rounding by
-#: 1e-5.
-_ROUNDING = 1e-3
+from quarl_tf.export.graph import INT4, Graph
+from quarl_tf.export.integer import coded
+from quarl_tf.quantization.grid import Array, Grid
+from quarl_tf.spec import INT4_BITS, Recipe
 
 
-def pack(content: bytes, grids: Sequence[tuple[int, bool]]) -> bytes:
-    """Return a float flatbuffer with its kernels as integers.
+def pack(content: bytes, recipe: Recipe, grids: Sequence[Mapping[str, Grid]]) -> bytes:
+    """Return a float flatbuffer with its kernels as integers on the grids of its training.
 
-    They lie on symmetric grids; `grids` has the bits of each and whether each output has its own. A
-    QuarlError where litert-quantizer is not installed, a kernel lies on no such grid, or its values
-    are too few to find the step.
+    The grids are symmetric, in the order of `integer.trained`.
     """
-    try:
-        from litert_quantizer import algorithm_manager, qtyping, quantizer, recipe_manager
-    except ImportError as error:
-        raise QuarlError(
-            "int4 needs litert-quantizer; install it in the folder of quarl_tf: "
-            f"pip install '.[int4]'. Received: {error}"
-        ) from error
-    recipe, graph = recipe_manager.RecipeManager(), Graph(content)
-    for layer, (bits, per_channel) in zip(graph.layers().values(), grids, strict=True):
-        output = graph.tensors[layer.outputs[0]].name.decode()
-        recipe.add_weight_only_config(
-            f"^{re.escape(output)};?$",
-            qtyping.TFLOperationName[graph.name(layer)],
-            num_bits=4 if bits <= INT4_BITS else 8,
-            granularity=qtyping.QuantGranularity["CHANNELWISE" if per_channel else "TENSORWISE"],
-            algorithm_key=algorithm_manager.AlgorithmName.DEQUANTIZED_WEIGHT_RECOVERY,
-        )
-    packer = quantizer.Quantizer(bytearray(content), recipe.get_quantization_recipe())
-    try:
-        with native_output.silenced():
-            packed_content = bytes(packer.quantize(enable_progress_report=False).quantized_model)
-    except (RuntimeError, ValueError) as error:
-        raise _refusal(one_line(error)[:300]) from error
-    # The library takes the least difference between weights for the step, and limits errors by an
-    # absolute number, which small steps never exceed.
-    kernels = (flatbuffer.weights(source).values() for source in (packed_content, content))
-    for packed_kernel, kernel in zip(*kernels, strict=True):
-        if not np.allclose(packed_kernel, kernel, rtol=_ROUNDING, atol=0):
-            raise _refusal(f"other weights in a kernel of shape {kernel.shape}")
-    return packed_content
+    graph, factor = Graph(content), 1 / 255
+    layers = iter(graph.layers().items())
+    for grid in grids:
+        if "kernel" in grid:
+            _pack_kernel(graph, *next(layers), recipe, grid["kernel"].step, factor)
+        factor = float(grid["output"].step)
+    return graph.pack()
 
 
-def _refusal(received: str) -> QuarlError:
-    return QuarlError(
-        "litert-quantizer cannot express this network's kernels as integers; use qat_wNaN. "
-        f"Received: {received}"
+def _pack_kernel(
+    graph: Graph, name: str, layer: Any, recipe: Recipe, step: Array, factor: float
+) -> None:
+    """Store a kernel as integers.
+
+    The converter may have moved the `factor` that scales the layer's input into the kernel.
+    """
+    kernel: Any = graph.constant(layer.inputs[1])
+    form: Any = recipe.of(name).weights
+    candidates = [np.asarray(step, np.float64) * f for f in (1.0, factor)]
+    codes, steps = min(
+        ((coded(kernel, steps), steps) for steps in candidates),
+        key=lambda pair: np.abs((pair[0].T * pair[1]).T - kernel).max(),
     )
+    values = codes.astype(np.int8)
+    index = graph.add_integers(layer.inputs[1], np.int8, steps, 0, values)
+    if form.bits <= INT4_BITS:  # Two in a byte, the first in its lower half.
+        pairs = np.resize(values, (-(-values.size // 2), 2))
+        graph.tensors[index].type = INT4
+        graph.set_constant(index, pairs[:, 0] & 15 | pairs[:, 1] << 4)
+    floats = graph.add(layer.inputs[1], b"_float")
+    dequantize = graph.operator("DEQUANTIZE", [index], [floats])
+    graph.operators.insert(graph.operators.index(layer), dequantize)
+    layer.inputs[1] = floats

@@ -15,7 +15,7 @@ from quarl_tf.export.activations import ranges
 from quarl_tf.export.graph import BETWEEN_ONES, LAYERS, UINT8, UNIT_STEP, Graph, fused_activation
 from quarl_tf.export.rounding import round_kernel
 from quarl_tf.foundation.errors import QuarlError
-from quarl_tf.quantization.grid import BYTE, Array, Grid, grid_between, own_grid, snap
+from quarl_tf.quantization.grid import BYTE, Array, Grid, grid_between, own_grid
 from quarl_tf.spec import LayerFormat, Recipe, TensorFormat
 
 #: Operators that only move numbers; their output is on the grid of their input.
@@ -127,18 +127,17 @@ class _Writer:
         if kernel is None:
             raise QuarlError(f"Kernels of int8 layers are constants. Received: layer={layer!r}")
         name, steps = graph.name(operator), self._steps[layer]
-        per_channel = name == "CONV_2D" or weights.per_channel
-        codes, scales = coded(kernel, weights, per_channel=per_channel, steps=steps)
+        if steps is None:
+            axis = 0 if name == "CONV_2D" or weights.per_channel else None
+            steps = own_grid(kernel.astype(np.float64), weights, axis).step
         source_scale = graph.tensors[source].quantization.scale[0]
         # Below these the bias leaves int32, or the scale float32.
         sizes = np.zeros(1) if bias is None else np.abs(bias.astype(np.float64))
         least_scales = np.maximum(sizes / float(source_scale) / 2**30, np.finfo(np.float32).tiny)
-        if len(scales) == 1:
-            least_scales = least_scales.max(keepdims=True)
-        if (scales < least_scales).any():
-            steps = np.maximum(scales, least_scales)
-            codes, scales = coded(kernel, weights, per_channel=per_channel, steps=steps)
-        bias_scales = source_scale * scales
+        if steps.size == 1:
+            least_scales = least_scales.max()
+        scales = np.maximum(steps.reshape(-1), least_scales)
+        bias_scales, codes = source_scale * scales, coded(kernel, scales)
         inputs = [source, graph.add_integers(operator.inputs[1], np.int8, scales, 0, codes), -1]
         if bias is not None:
             sums = np.rint(bias.astype(np.float64) / bias_scales)
@@ -220,16 +219,7 @@ class _Writer:
                 self._operators.append(self._graph.operator("DEQUANTIZE", [source], [index]))
 
 
-def coded(
-    kernel: Array, form: TensorFormat, *, per_channel: bool, steps: Array | None = None
-) -> tuple[Array, Array]:
-    """Return the codes of a kernel, output channels first, and its scale or scales.
-
-    `steps` are those of its grids if it is on them already.
-    """
-    array = kernel.astype(np.float64)
-    if steps is not None:
-        return np.rint(array / steps.reshape(-1, *[1] * (array.ndim - 1))), steps.reshape(-1)
-    grid = own_grid(array, form, 0 if per_channel else None)
-    codes = np.rint(snap(array, grid, form) / grid.step)
-    return codes, grid.step.reshape(-1)
+def coded(kernel: Array, steps: Array) -> Array:
+    """Return the codes of a kernel, output channels first, by its step or those of its outputs."""
+    codes: Array = np.rint(kernel.astype(np.float64) / steps.reshape(-1, *[1] * (kernel.ndim - 1)))
+    return codes

@@ -51,8 +51,9 @@ def quantized(
     recipe, form = scheme.recipe, scheme.recipe.default.weights
     if form is None or scheme.kind != "weights":
         raise UsageError(
-            f"Without its training a flatbuffer can become {', '.join(CALIBRATED)}, or ptq_wN, "
-            f"ptq_opt_wN and ptq_paper_wN for N = 2 ... 32. Received: scheme={scheme.name!r}"
+            f"Without its training a flatbuffer can become {', '.join(CALIBRATED)}, ptq_opt_wNaN "
+            "for N = 2 ... 8, or ptq_wN, ptq_opt_wN and ptq_paper_wN for N = 2 ... 32. "
+            f"Received: scheme={scheme.name!r}"
         )
     preparation.require_quantisable(content, flatbuffer.WEIGHTED)
     layers = Graph(content).layers() if scheme.single_layers else {}

@@ -9,7 +9,7 @@ import numpy as np
 
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.networks.layers import Floats
-from quarl_tf.quantization.grid import Grid, frozen_grid, grid_between
+from quarl_tf.quantization.grid import Grid, frozen_grid, grid_between, snap
 from quarl_tf.spec import QatSchedule, TensorFormat
 
 with warnings.catch_warnings():
@@ -66,8 +66,7 @@ class FakeQuantizer(quantizers.Quantizer):  # type: ignore[misc]
     def snap(self, inputs: Any, low: Any, high: Any) -> Any:
         """Round to the grid, as `grid.snap`; without a gradient."""
         if self.form.rounding == "floor":
-            step = (high - low) / self.form.steps
-            return tf.floor(tf.clip_by_value(inputs, low, high) / step) * step
+            return snap(inputs, frozen_grid(low, high, self.form), self.form, tf)
         operation = (
             tf.quantization.fake_quant_with_min_max_vars_per_channel
             if self.per_channel
@@ -108,16 +107,6 @@ class FakeQuantizer(quantizers.Quantizer):  # type: ignore[misc]
         stretch = np.exp(values.get("log_stretch", np.float32(0)))
         low, high = (values[end] * stretch for end in ("low", "high"))
         return frozen_grid(low, high, self.form)
-
-    def exported(self, inputs: Any, grid: Grid) -> Any:
-        """Quantise a tensor by constants, with the elementary operations of `grid.snap`."""
-        low, high, step = grid
-        if self.form.rounding == "floor":
-            return self.snap(inputs, tf.constant(low), tf.constant(high))
-        clipped = tf.minimum(tf.maximum(inputs, low), high)
-        inverse = 1 / step
-        zero = np.floor(-low * inverse + np.float32(0.5))
-        return tf.floor((clipped - low) * inverse - zero + 0.5) * step
 
     def get_config(self) -> dict[str, Any]:
         """Return nothing: networks are built by factories, not from configurations."""

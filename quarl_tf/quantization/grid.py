@@ -73,21 +73,21 @@ def frozen_grid(low: Array, high: Array, form: TensorFormat) -> Grid:
     return Grid(low, high, (high - low) / form.steps)
 
 
-def snap(values: Array, grid: Grid, form: TensorFormat) -> Array:
-    """Round values to a grid.
+def snap(values: Array, grid: Grid, form: TensorFormat, library: Any = np) -> Array:
+    """Round values to a grid, with the elementary operations of NumPy or of TensorFlow.
 
     The order of operations is that of TensorFlow's `fake_quant_with_min_max_vars`, and so are the
     results in float32, except halfway between two codes.
     """
     low, high, step = grid
-    clipped = np.minimum(np.maximum(values, low), high)
+    clipped = library.minimum(library.maximum(values, low), high)
     if form.rounding == "floor":
-        rounded: Array = np.floor(clipped / step) * step + 0
+        rounded: Array = library.floor(clipped / step) * step
     else:
         inverse = 1 / step
         # Codes are counted from that of 0, so that 0 stays exactly 0.
-        zero = np.floor(-low * inverse + 0.5)
-        rounded = np.floor((clipped - low) * inverse - zero + 0.5) * step
+        zero = np.floor(-low * inverse + np.float32(0.5))
+        rounded = library.floor((clipped - low) * inverse - zero + 0.5) * step
     return rounded
 
 
@@ -99,5 +99,5 @@ def fake_quantize(
     With an `axis`, each of its slices has its own grid.
     """
     array = np.asarray(values, np.float64)
-    rounded: npt.NDArray[np.float32] = snap(array, own_grid(array, form, axis), form).astype("f4")
-    return rounded
+    rounded = snap(array, own_grid(array, form, axis), form) + 0  # Without -0.
+    return rounded.astype(np.float32)

@@ -168,7 +168,7 @@ class QuantizedLayer(_Wrapper):
         if quantizer is None:
             return compute
         grid = self.grid("output")
-        return lambda x: quantizer.exported(compute(x), grid)
+        return lambda x: snap(compute(x), grid, quantizer.form, tf)
 
     def _by_constants(self) -> Callable[[Any], Any]:
         layer = self.layer

@@ -128,12 +128,6 @@ def exported(network: keras.Model, *, rounded: bool) -> Callable[[Any], Any]:
     return call
 
 
-def kernel_grids(network: keras.Model) -> list[tuple[int, bool]]:
-    """Return each kernel's bits and whether it has a grid per output, in order."""
-    quantizers = (layer.quantizers.get("kernel") for layer in quantized_layers(network))
-    return [(q.form.bits, q.per_channel) for q in quantizers if q is not None]
-
-
 def grids(network: keras.Model) -> list[dict[str, Grid]]:
     """Return the grids of each quantised layer's "kernel" and "output", in order."""
     layers = quantized_layers(network)

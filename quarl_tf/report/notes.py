@@ -1,14 +1,13 @@
 """Collect what a report shows beside a cell's rows: notes, last networks and memory."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from quarl_tf.evaluation import compare, memory
 from quarl_tf.evaluation.compare import MIN_EPISODES
-from quarl_tf.report.results import OK, CellResults, Row
+from quarl_tf.report.results import OK, CellResults
 from quarl_tf.spec import Run
 from quarl_tf.store.workspace import Workspace
 
@@ -67,39 +66,27 @@ def last_networks(cell: CellResults) -> list[dict[str, Any]]:
 
 
 def memory_rows(workspace: Workspace, cells: Sequence[CellResults]) -> list[list[dict[str, Any]]]:
-    """Measure the native flatbuffers of each cell, and compare them with fp32."""
+    """Measure the native flatbuffers of each cell, and compare them with fp32.
+
+    Sizes are means over the trainings of a column; there are none if a flatbuffer is missing.
+    """
     measure = cache(memory.measure)  # Cells may share their references.
     memories = []
     for cell in cells:
-        rows = [
-            _memory_row(workspace, row, cell.trainings_of(column), measure)
-            for column, row in enumerate(cell.rows)
-            if row.native
-        ]
-        reference = rows[0]["bytes"]
-        for row in rows[1:]:
-            if reference and row["bytes"]:
-                row["change_percent"] = {
-                    key: 100 * (size - reference[key]) / reference[key]
-                    for key, size in row["bytes"].items()
-                }
+        rows: list[dict[str, Any]] = []
+        for column, row in enumerate(cell.rows):
+            if not row.native:
+                continue
+            statuses = {str(t.run_id): t.status for t in cell.trainings_of(column)}
+            paths = {run_id: workspace.artifact(run_id, row.scheme) for run_id in statuses}
+            # Only the hash of a flatbuffer may have been kept.
+            missing = [k for k, path in paths.items() if statuses[k] != OK or not path.exists()]
+            sizes = [] if missing else [measure(path) for path in paths.values()]
+            means = {key: fmean(size[key] for size in sizes) for key in (*sizes, {})[0]}
+            reference = (rows[0]["bytes"] if rows and means else None) or {}
+            change = {key: 100 * (means[key] - size) / size for key, size in reference.items()}
+            status = f"missing in {', '.join(missing)}" if missing else OK
+            names = {"cell": row.cell, "label": row.label, "scheme": row.scheme, "status": status}
+            rows.append(names | {"bytes": means or None, "change_percent": change or None})
         memories.append(rows)
     return memories
-
-
-def _memory_row(
-    workspace: Workspace,
-    pooled: Row,
-    trainings: Sequence[Row],
-    measure: Callable[[Path], dict[str, int]],
-) -> dict[str, Any]:
-    """Return the mean over the trainings of a column; no figures if a flatbuffer is missing."""
-    paths = {str(row.run_id): workspace.artifact(str(row.run_id), row.scheme) for row in trainings}
-    missing = [str(row.run_id) for row in trainings if row.status != OK]
-    # Only the hash of a flatbuffer may have been kept.
-    missing += [run_id for run_id, path in paths.items() if not path.exists()]
-    status = f"missing in {', '.join(dict.fromkeys(missing))}" if missing else OK
-    row = {"cell": pooled.cell, "label": pooled.label, "scheme": pooled.scheme, "status": status}
-    sizes = [] if missing else [measure(path) for path in paths.values()]
-    means = {key: fmean(size[key] for size in sizes) for key in (*sizes, {})[0]}
-    return row | {"bytes": means or None, "change_percent": None}

@@ -91,7 +91,11 @@ def write(
     summaries = [_summary(cell) for cell in cell_results]
     aggregates = results.aggregates(cell_results)
     figures = list(draw(source.workspace, cell_results, aggregates, x))
-    rows, pooled = _rows(cell_results)
+    rows = [results.flat(row) for cell in cell_results for row in cell.trainings]
+    pooled = [results.flat(row) for cell in cell_results for row in cell.rows]
+    succeeding = any(row["success_rate"] is not None for row in rows)
+    for row in () if succeeding else (*rows, *pooled):
+        del row["success_rate"]
     content = {
         "name": name,
         "margin_percent": source.margin_percent,
@@ -119,7 +123,7 @@ def write(
         "missing": list(missing.values()),
         "experiments": len({(row["run_id"], row["scheme"]) for row in rows} | set(missing)),
         "memory": memories,
-        "succeeding": any("success_rate" in row for row in rows),
+        "succeeding": succeeding,
         "margin": f"{source.margin_percent:g} %",
         "skipped": source.skip_episodes,
         "fewest_episodes": min((n for cell in cell_results if (n := cell.episodes)), default=None),
@@ -189,16 +193,6 @@ def _exported(workspace: Workspace, run_ids: Sequence[str]) -> list[Scheme]:
         return *order, names.index(scheme.name), scheme.name
 
     return sorted(schemes, key=place)
-
-
-def _rows(cells: Sequence[CellResults]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the rows of all trainings and the pooled ones, with success rates if there are any."""
-    rows = [results.flat(row) for cell in cells for row in cell.trainings]
-    pooled = [results.flat(row) for cell in cells for row in cell.rows]
-    if all(row["success_rate"] is None for row in rows):
-        for row in (*rows, *pooled):
-            del row["success_rate"]
-    return rows, pooled
 
 
 def _summary(cell: CellResults) -> dict[str, Any]:

@@ -17,9 +17,6 @@ from quarl_tf.store.workspace import checked_report_name
 #: What the report may draw learning curves against.
 X_AXES = ("steps", "episodes", "seconds")
 
-_DEFAULT_SCHEMES = (REFERENCE, "int8")
-_DEFAULT_DELAYS = (0.5,)
-
 #: Keys of a cell that may also be at the top of a file, for all cells without them.
 _SHARED_KEYS = {
     "seeds": kinds.listed("whole numbers", (int,)),
@@ -176,7 +173,7 @@ def _cell(
     seeds = tuple(values["seeds"])
     if min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise UsageError(f"Seeds are 0 or more, none comes twice. Received: seeds={list(seeds)}")
-    schemes = values.get("schemes", list(_DEFAULT_SCHEMES))
+    schemes = values.get("schemes", ["int8"])
     options = values.get("quantization", {})
     # Bits that are given twice, and a share of the steps that equals a number of them, count once.
     quantizations = tuple({q.tag: q for q in _quantizations(values, options, preset)}.values())
@@ -186,7 +183,9 @@ def _cell(
     base = Run(algo, env_id, 0, overrides, modules=modules, presets=presets_file)
     require_possible(base, map(Scheme.parse, schemes))
     if "from" in values:
-        base = replace(base, origin=_origin(values["from"], replace(base, seed=seeds[0])))
+        start = _checked(values["from"], "from", _FROM_KEYS, ("sha256",))
+        trained = replace(base, seed=seeds[0], overrides=start.get("overrides", {}))
+        base = replace(base, origin=Origin(trained, start["sha256"]))
         if len(seeds) > 1 or quantizations:
             raise UsageError(
                 "A cell of a training that starts from a network has one seed and no bits. "
@@ -212,16 +211,11 @@ def _columns(
             yield Column(scheme.name + ending, scheme, runs)
 
 
-def _origin(entry: Mapping[str, Any], run: Run) -> Origin:
-    values = _checked(entry, "from", _FROM_KEYS, ("sha256",))
-    return Origin(replace(run, overrides=values.get("overrides", {})), values["sha256"])
-
-
 def _quantizations(
     values: Mapping[str, Any], options: Mapping[str, Any], preset: Preset
 ) -> Iterator[Quantization]:
     """Yield one for each delay and bits; a delay is a number of steps or a share of them."""
-    widths, delays = values.get("bits", []), values.get("delays", _DEFAULT_DELAYS)
+    widths, delays = values.get("bits", []), values.get("delays", [0.5])
     if misplaced := sorted({"bits", "delay"} & set(options)):
         raise UsageError(
             "The key `bits` says the bits and `delays` the delays, quantization the rest. "

@@ -41,8 +41,8 @@ def rollout(envs: VectorEnv, act: Act, seed: int, keep: int = 0) -> Rollout:
         playing &= ~tick.done
         if not playing.any():
             break
-    for episode_return in returns.tolist():
-        environments.require_finite(episode_return, f"seed={seed}")
+    for number, episode_return in enumerate(returns.tolist()):
+        environments.require_finite(episode_return, f"seed={seed + number}")
     return Rollout(returns.tolist(), sample.observations())
 
 

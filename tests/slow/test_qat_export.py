@@ -1,6 +1,5 @@
 """Flatbuffers of a quantisation-aware training compute what its network does."""
 
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -12,7 +11,6 @@ import pytest
 from samples import Patch, built, heads, observed, refused, settle, write_training
 
 from quarl_tf import networks, pipeline
-from quarl_tf.export import int4
 from quarl_tf.export.graph import Graph
 from quarl_tf.quantization import qat, watching
 from quarl_tf.runtime import flatbuffer
@@ -236,6 +234,7 @@ def test_int8_resolves_small_actions_of_a_saturated_policy(bench: Bench) -> None
         ("action", 4, {}),
         ("images", 4, {}),
         ("logits", 3, {"per_channel": False}),
+        ("values", 4, {"per_channel": True}),
     ],
 )
 def test_int4_computes_what_the_simulated_flatbuffer_does(
@@ -269,29 +268,3 @@ def test_int4_computes_what_the_simulated_flatbuffer_does(
     # A single sum halfway between two codes, which one network rounds to either by the processor
     # and the batch, is one of few images.
     assert sidecar.check["mean_steps_apart"] <= max(0.01, 1 / len(heads) + 1e-6)
-
-
-def test_kernels_on_no_grid_and_with_too_few_weights_are_refused(bench: Bench) -> None:
-    run, _ = bench.run("values", 8, per_channel=True)
-    content = bench.export(run, "qat_w8a8").read_bytes()
-    assert "use qat_wNaN. Received: " in refused(int4.pack, content, [(8, False)] * 3)
-    run, _ = bench.run("values", 4, per_channel=True)
-    assert "use qat_wNaN. Received: " in refusal(bench, run, "qat_int4")
-
-
-def test_wrong_steps_are_refused(bench: Bench) -> None:
-    run, _ = bench.run("values", 3)
-    content = small = bench.export(run, "qat_w3a3").read_bytes()
-    # Weights far below the library's absolute limit on errors: it accepts any step.
-    for kernel in flatbuffer.weights(content).values():
-        odd = (kernel * 1e-6).astype(np.float32)
-        odd += np.random.default_rng(0).normal(0, 1e-7, kernel.shape).astype(np.float32)
-        small = small.replace(kernel.tobytes(), odd.tobytes())
-    assert small != content
-    widths = [(3, True), (3, True), (8, True)]
-    assert "other weights in a kernel of shape" in refused(int4.pack, small, widths)
-
-
-def test_without_the_library_the_message_says_what_to_install(monkeypatch: Patch) -> None:
-    monkeypatch.setitem(sys.modules, "litert_quantizer", None)
-    assert "pip install '.[int4]'. Received: " in refused(int4.pack, b"", [])

@@ -203,7 +203,7 @@ def test_a_reward_that_is_not_finite_is_not_called_divergence(
     changes = {"evaluation_every": steps_between_evaluations}
     preset = presets.load("dqn", "CartPole-v1", {**TINY.overrides, **changes})
     run = Run("dqn", broken_reward, 0)
-    assert "return=nan" in refused(train, Workspace(tmp_path), run, silent, preset)
+    assert "sum=nan" in refused(train, Workspace(tmp_path), run, silent, preset)
 
 
 def test_losses_and_heads_beyond_numbers_are_divergence(tmp_path: Path, monkeypatch: Patch) -> None:

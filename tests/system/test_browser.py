@@ -3,19 +3,17 @@
 import base64
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from samples import ROOT, published
 
 from quarl_tf import pipeline
 from quarl_tf.report import play
-from quarl_tf.store.workspace import Workspace
 
-ROOT = Path(__file__).parents[2]
 #: For screenshots.
 SHOTS = ROOT / "build/browser"
 FLAGS = [
@@ -127,11 +125,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 def page_of(run_id: str, folder: Path) -> Path:
     """Write the report of a run with its fp32 and int8."""
-    workspace, published = Workspace(folder), Workspace(ROOT).artifact_dir(run_id)
-    workspace.artifact_dir(run_id).mkdir(parents=True)
-    for path in (*published.glob("fp32.*"), *published.glob("int8.*"), published / "progress.csv"):
-        shutil.copy(path, workspace.artifact_dir(run_id))
-    page = pipeline.report([run_id], root=workspace.root, command="quarl report")
+    page = pipeline.report([run_id], root=published(folder, run_id).root, command="quarl report")
     assert page.stat().st_size < 1_000_000
     return page
 

@@ -243,7 +243,7 @@ def test_misfits_are_refused(artifacts: Any, describe: Describe, broken_reward: 
         assert message in refused(evaluate, path, SEEDS)
     path = describe(artifacts["tied"].read_bytes(), env_id=broken_reward)
     for message in (refused(evaluate, path, [7]), refused(evaluate_random, broken_reward, "", [7])):
-        assert re.search("reward that is not finite.*return=nan, seed=7", message)
+        assert re.search("reward that is not finite.*sum=nan, seed=7", message)
 
 
 def test_random_episodes_are_as_by_hand() -> None:

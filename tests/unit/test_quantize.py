@@ -12,14 +12,14 @@ from samples import SIDECAR, Artifacts, Copy, Describe, Patch, refused, snapshot
 
 from quarl_tf.cli import main
 from quarl_tf.environments import EnvSpec
-from quarl_tf.export import activations, auto, converter, integer, preparation, rounding
+from quarl_tf.export import activations, auto, converter, int4, integer, preparation, rounding
 from quarl_tf.export.converter import converted, of_function
 from quarl_tf.export.graph import Graph, in_float32
 from quarl_tf.export.ptq import quantize, quantized
 from quarl_tf.foundation.files import sha256
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.networks import Design, build_policy
-from quarl_tf.quantization.grid import fake_quantize
+from quarl_tf.quantization.grid import fake_quantize, own_grid
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import Scheme, TensorFormat, actions
@@ -180,14 +180,24 @@ def heads(content: bytes, observations: np.ndarray = OBSERVATIONS) -> np.ndarray
 
 
 def test_codes_and_scales_of_a_kernel() -> None:
-    kernel = np.array([[1.27, -0.64], [0.0, 2.54]], np.float32)
+    kernel = np.array([[1.27, -0.64], [0.0, 3.81]], np.float32)
     form = TensorFormat(bits=8, symmetric=True)
-    codes, scales = integer.coded(kernel, form, per_channel=True)
-    np.testing.assert_allclose(scales, [0.01, 0.02], rtol=1e-6)
-    np.testing.assert_array_equal(codes, [[127, -64], [0, 127]])
-    codes, scales = integer.coded(kernel, form, per_channel=False)
-    np.testing.assert_allclose(scales, [0.02], rtol=1e-6)
-    np.testing.assert_array_equal(codes, [[64, -32], [0, 127]])
+    for axis, steps, codes in ((0, [0.01, 0.03], [127, -64]), (None, [0.03], [42, -21])):
+        grid = own_grid(kernel, form, axis)
+        np.testing.assert_allclose(grid.step.ravel(), steps, rtol=1e-6)
+        np.testing.assert_array_equal(integer.coded(kernel, grid.step), [codes, [0, 127]])
+
+
+def test_an_odd_number_of_weights_is_stored_as_int4() -> None:
+    kernel = np.array([[3.5, -1.5, 0.5]], np.float32)
+    content = converted(of_function(lambda x: x @ kernel.T, (3,), "float32"))
+    scheme = Scheme.parse("qat_int4")
+    form: Any = scheme.recipe.default.weights
+    grid = own_grid(kernel, form, None)
+    packed = int4.pack(content, scheme.recipe, [{"kernel": grid, "output": grid}])
+    assert flatbuffer.audit(packed).weight_dtypes["int4"] == 3
+    inputs = FEATURES[:, :3]
+    np.testing.assert_allclose(heads(packed, inputs), inputs @ kernel.T, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,6 @@ from quarl_tf.spec.cell import Cell, Column
 from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.state import protocol
 from quarl_tf.store.workspace import Workspace, blame_path, evaluation_path, sidecar_path
-from quarl_tf.study.report import write_study_report
 
 DASH, MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
 #: What users write is text, not markup.
@@ -655,8 +654,8 @@ def report_on(workspace: Workspace, text: str, finished: bool = True) -> tuple[P
     planned = study.read(write_study(workspace.root, text))
     with pytest.MonkeyPatch.context() as patch:
         if finished:  # According to the study; the report reads the files.
-            patch.setattr("quarl_tf.study.report.plan", lambda *_: [])
-        index = write_study_report(
+            patch.setattr(study, "plan", lambda *_: [])
+        index = study.write_study_report(
             workspace, planned, margin_percent=2.0, command=COMMAND, remedy="quarl study run it"
         )
     return index.parent, planned

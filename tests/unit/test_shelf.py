@@ -9,7 +9,6 @@ import pytest
 from samples import EVALUATION, SIDECAR, refused
 
 from quarl_tf.evaluation.shelf import available, shelf, take
-from quarl_tf.foundation.files import sha256
 from quarl_tf.runtime import POLICIES
 from quarl_tf.spec import Quantization, Run
 from quarl_tf.store.records import Evaluation, Protocol, Sidecar
@@ -75,37 +74,27 @@ def test_what_a_network_earned_before_the_delay_does_not_count(models: Path) -> 
     assert [entry.run.seed for entry in shelf(models)] == [0]
 
 
-def test_returns_stand_beside_fp32_in_the_same_episodes(models: Path) -> None:
+def test_returns_stand_beside_those_of_its_fp32_in_the_same_episodes(models: Path) -> None:
     (entry,) = shelf(models)
+    fp32, int8 = (entry.artifact.with_name(f"{name}.eval.json") for name in ("fp32", "int8"))
     longer = replace(EVALUATION, seeds=[1, 2, 3], returns=[9.0, 10.0, 99.0], lengths=[9, 10, 99])
-    longer.save(entry.artifact.with_name("fp32.eval.json"))
-    played = {"scheme": "int8", "artifact_sha256": entry.sidecar.sha256}
+    longer.save(fp32)
+    played = replace(EVALUATION, returns=[7.0, 9.0], artifact_sha256=entry.sidecar.sha256)
     for changes, mean, percent in (
-        ({"seeds": [1, 2]}, 9.5, 100 * 1.5 / 9.5),
         ({"seeds": [1, 3]}, None, None),
         ({"protocol": Protocol(0, "greedy")}, None, None),
         ({"env_id": "CartPole-v0"}, None, None),
+        ({}, 9.5, 100 * 1.5 / 9.5),
     ):
-        evaluation = replace(EVALUATION, returns=[7.0, 9.0], **played, **changes)
-        evaluation.save(entry.artifact.with_name("int8.eval.json"))
+        replace(played, scheme="int8", **changes).save(int8)
         outcome = entry.outcome()
         assert (outcome.mean_return, outcome.reference_mean) == (8.0, mean)
         assert outcome.error_percent == (percent and pytest.approx(percent))
-
-
-def test_episodes_of_another_flatbuffer_are_not_compared(models: Path) -> None:
-    folder = models / "CartPole-v1/dqn/s1"
-    evaluation = replace(EVALUATION, artifact_sha256=sha256(folder / "int8.tflite"))
-    evaluation.save(folder / "int8.eval.json")
-    EVALUATION.save(folder / "fp32.eval.json")
-    SIDECAR.save(folder / "fp32.json")
-    (entry,) = (entry for entry in shelf(models) if entry.name == NAME)
-    assert entry.comparison() is not None
-    assert entry.evaluation() is not None
-    replace(SIDECAR, sha256="0" * 64).save(folder / "fp32.json")
-    assert entry.comparison() is None
-    SIDECAR.save(folder / "fp32.json")
-    EVALUATION.save(folder / "int8.eval.json")
+    # Those of another flatbuffer are not compared.
+    for fp32_sha256, compared in (("0" * 64, False), (SIDECAR.sha256, True)):
+        replace(SIDECAR, sha256=fp32_sha256).save(entry.artifact.with_name("fp32.json"))
+        assert (entry.comparison() is not None) == compared
+    EVALUATION.save(int8)
     assert entry.comparison() is entry.evaluation() is None
 
 

@@ -94,7 +94,9 @@ const turned = ([x, y], angle) => {
 };
 const minus = ([a, b], [c, d]) => [a - c, b - d];
 
-const cartPole = {
+const TASKS = {};
+
+TASKS["CartPole-v1"] = {
   limit: 500, rate: 50, view: [-2.7, 2.7, -0.5, 1.6],
   observe: (state) => state,
   step([x, speed, angle, spin], action) {
@@ -117,7 +119,7 @@ const cartPole = {
   },
 };
 
-const mountainCar = {
+TASKS["MountainCarContinuous-v0"] = {
   limit: 999, rate: 30, view: [-1.25, 0.65, -0.05, 1.2],
   observe: (state) => state,
   // In float32, as there.
@@ -145,7 +147,7 @@ const mountainCar = {
   },
 };
 
-const acrobot = {
+TASKS["Acrobot-v1"] = {
   limit: 500, rate: 15, view: [-3, 3, -2.2, 2.2],
   observe: ([a, b, ...speeds]) => [Math.cos(a), Math.sin(a), Math.cos(b), Math.sin(b), ...speeds],
   slopes([a, b, da, db], torque) {
@@ -179,7 +181,7 @@ const acrobot = {
   },
 };
 
-const pendulum = {
+TASKS["Pendulum-v1"] = {
   limit: 200, rate: 20, view: [-2, 2, -1.45, 1.3],
   observe: ([angle, spin]) => [Math.cos(angle), Math.sin(angle), spin],
   step([angle, spin], [torque]) {
@@ -204,7 +206,7 @@ const COMMANDS = [
   ...[1, -1].flatMap((sign) => RATES.map((rate) => [0, 0, sign * rate])),
 ];
 
-const airNav = {
+TASKS["AirNav-v0"] = {
   limit: 750, rate: 15, view: [-31, 31, -31, 31],
   // In float32, as there.
   depths({ position: [x, y], heading, obstacles }) {
@@ -271,14 +273,6 @@ const airNav = {
   },
 };
 
-const TASKS = {
-  "Acrobot-v1": acrobot,
-  "AirNav-v0": airNav,
-  "CartPole-v1": cartPole,
-  "MountainCarContinuous-v0": mountainCar,
-  "Pendulum-v1": pendulum,
-};
-
 /** Act once and return the game after it. */
 function advance(task, game) {
   const action = game.act(task.observe(game.state));
@@ -338,6 +332,9 @@ function play(root, data) {
   const number = (value) =>
     value.toLocaleString("en", { maximumFractionDigits: 1, signDisplay: "negative" })
       .replace("-", "\u2212");
+  // Continuous actions are the same within what `tolerance` says.
+  const same = (a, b) =>
+    data.tolerance ? a.every((v, i) => Math.abs(v - b[i]) <= data.tolerance[i]) : a === b;
   let start = 0, running = false, due = 0, agreements, games;
 
   function show() {
@@ -361,7 +358,7 @@ function play(root, data) {
   }
   function tick() {
     const [{ act, state, over }] = games, observation = task.observe(state);
-    if (!over) agreements += sameAction(act(observation), acts[1](observation), data.tolerance);
+    if (!over) agreements += same(act(observation), acts[1](observation));
     games = games.map((game) => (game.over ? game : advance(task, game)));
     running = !games.every((game) => game.over);
   }
@@ -387,11 +384,6 @@ function play(root, data) {
   new ResizeObserver(show).observe(root);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
   reset();
-}
-
-/** Tell whether actions are the same, continuous ones within what `tolerance` says. */
-function sameAction(a, b, tolerance) {
-  return tolerance ? a.every((v, i) => Math.abs(v - b[i]) <= tolerance[i]) : a === b;
 }
 
 if (typeof document !== "undefined") {
