@@ -1,6 +1,5 @@
 """Small flatbuffers with sidecars, which TensorFlow's converter makes once per session."""
 
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -17,15 +16,16 @@ from hypothesis import settings
 from samples import SIDECAR, TINY, Artifacts, Copy, Describe, Drawn, Patch, copied, register
 
 from quarl_tf.environments import env_spec
+from quarl_tf.evaluation import video
+from quarl_tf.export import adopt
+from quarl_tf.export.converter import converted, of_function
 from quarl_tf.export.ptq import described
 from quarl_tf.foundation.files import write_bytes
+from quarl_tf.foundation.keras import tf
 from quarl_tf.spec import Run
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import Workspace, sidecar_path
-
-# Before anything imports TensorFlow: TF-Agents knows only Keras 2.
-os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+from quarl_tf.training.loop import train
 
 # How long an example takes says how busy the machine is, not whether the code is right.
 settings.register_profile("quarl", deadline=None)
@@ -60,8 +60,6 @@ class Network:
 
     def convert(self, scheme: str, io: str = "float32") -> bytes:
         """Make a flatbuffer; `io` is the type of its quantised input and output, if they are."""
-        from quarl_tf.export.converter import converted, of_function
-        from quarl_tf.foundation.keras import tf
 
         def forward(observation: Any) -> Any:
             x = tf.reshape(tf.cast(observation, tf.float32), [1, -1])
@@ -169,8 +167,6 @@ def describe(tmp_path: Path) -> Describe:
 @pytest.fixture(scope="module")
 def kept_pool() -> Iterator[None]:
     """Adopt in one process until it breaks, as starting one is slow."""
-    from quarl_tf.export import adopt
-
     pools = list[Any]()
 
     def kept(*arguments: Any) -> Any:
@@ -188,8 +184,6 @@ def kept_pool() -> Iterator[None]:
 @pytest.fixture
 def shots(monkeypatch: Patch) -> list[Any]:
     """Return a list of the shots of every image of a film, filled as they are drawn."""
-    from quarl_tf.evaluation import video
-
     drawn, compose = list[Any](), video._compose
 
     def recorded(names: Any, shots: Any, height: int) -> Any:
@@ -206,8 +200,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
     Beside it is `killed`, as a kill after the last step leaves it.
     """
-    from quarl_tf.training.loop import train
-
     workspace = Workspace(tmp_path_factory.mktemp("trained") / "uncut")
 
     def keep(step: int, steps: int, _: str) -> None:

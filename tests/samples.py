@@ -20,14 +20,13 @@ from gymnasium.envs.registration import EnvSpec as Registration
 
 from quarl_tf import agents, networks, presets
 from quarl_tf.cli import main
-from quarl_tf.environments import EnvSpec, env_spec, make_vector
+from quarl_tf.environments import env_spec, make_vector
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.files import sha256
 from quarl_tf.networks import Weights
-from quarl_tf.networks.normalizer import RunningStatistics
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import Run
-from quarl_tf.store.records import PROTOCOL_VERSION, Evaluation, Protocol, Sidecar, TrainingRecord
+from quarl_tf.store.records import Evaluation, Sidecar, TrainingRecord
 from quarl_tf.store.workspace import Workspace
 from quarl_tf.training import loop
 
@@ -57,52 +56,27 @@ TRAINING = TrainingRecord(
     processors=["Alpha with avx2"],
 )
 
-SIDECAR = Sidecar(
-    run=TRAINING.run,
-    run_id=TRAINING.run_id,
-    env_id="CartPole-v1",
-    scheme="fp32",
-    native=True,
-    sha256=hashlib.sha256(b"flatbuffer").hexdigest(),
+SIDECAR = replace(
+    Sidecar.load(MODELS / "CartPole-v1/dqn/s0/fp32.json"),
     size_bytes=10,
-    head="q_values",
-    num_actions=2,
-    action_low=None,
-    action_high=None,
-    action_std=None,
-    observation_shape=[4],
-    observation_dtype="float32",
-    tensor_dtypes={"float32": 12},
-    weight_dtypes={"float32": 58},
-    operators=["FULLY_CONNECTED float32"],
-    check={"max_abs_difference": 0.0},
     network_sha256=TRAINING.network_sha256,
-    calibration_sha256=None,
     preset=TRAINING.preset,
     trained_commits=TRAINING.commits,
     trained_on=TRAINING.processors,
     versions={"tensorflow": "2.21.0"},
     commit=None,
-    sources="01234567",
 )
 
-EVALUATION = Evaluation(
-    run_id=TRAINING.run_id,
-    env_id="CartPole-v1",
-    scheme="fp32",
-    artifact_sha256=SIDECAR.sha256,
-    protocol=Protocol(PROTOCOL_VERSION, "greedy"),
+#: Of the same flatbuffer.
+EVALUATION = replace(
+    Evaluation.load(MODELS / "CartPole-v1/dqn/s0/fp32.eval.json"),
     seeds=[1, 2],
     returns=[9.0, 10.0],
     lengths=[9, 10],
-    starts=None,
     ties=3,
     latency_us={"median": 9.0, "p95": 11.5},
     reference_sha256=None,
-    agreement={"fraction": 1.0, "states": 19},
-    versions={},
     processor="Beta with asimd",
-    sources="01234567",
 )
 
 _SIZES: dict[str, Any] = {"steps": 1200, "num_envs": 4, "network": [32, 32], "n_step": 2}
@@ -299,6 +273,13 @@ def settle(network: Any, observations: np.ndarray, seed: int) -> None:
     networks.set_weights(network, {k: v.astype(np.float32) for k, v in values.items()})
 
 
+def returns_of(scheme: str, episodes: int = 30) -> list[float]:
+    """Return CartPole-like returns: all perfect but for few bits."""
+    ranges = {"random": (9, 50), "ptq_w2": (8, 12), "ptq_w4": (380, 501)}
+    low, high = ranges.get(scheme, (500, 501))
+    return np.random.default_rng(7).integers(low, high, episodes).astype(float).tolist()
+
+
 def write_training(
     workspace: Workspace, run: Run, weights: Weights, observations: np.ndarray
 ) -> None:
@@ -320,15 +301,13 @@ def write_network(folder: Path, weights: Weights) -> None:
     replace(record, network_sha256=hashed).save(folder / "training.json")
 
 
-def seen(rows: int, seed: int = 0) -> np.ndarray:
-    """Return observations [rows, 3] whose features differ in mean and scale."""
-    random = np.random.default_rng(seed)
-    return random.normal([0, -3, 100], [1, 0.02, 30], (rows, 3)).astype(np.float32)
-
-
-def statistics(*batches: np.ndarray) -> RunningStatistics:
-    """Return the statistics of batches of such observations."""
-    collected = RunningStatistics(EnvSpec((3,), "float32", 2))
-    for batch in batches:
-        collected.update(batch)
-    return collected
+def random_weights(network: Any, seed: int = 0) -> Weights:
+    """Set every variable to random values, those of normalisers included; return them."""
+    random, values = np.random.default_rng(seed), networks.weights(network)
+    for name, value in values.items():
+        drawn = random.normal(size=value.shape) / np.sqrt(max(1, value.size // value.shape[-1]))
+        # Deviations are positive.
+        drawn = np.abs(drawn) + 0.1 if "deviation" in name else drawn
+        values[name] = drawn.astype(np.float32)
+    networks.set_weights(network, values)
+    return values

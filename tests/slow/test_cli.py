@@ -72,15 +72,6 @@ def test_a_run_becomes_c(finished: Finished, tmp_path: Path, capsys: Capsys) -> 
     assert "FULLY_CONNECTED float32" in refusal(capsys, *words, "--schemes", "fp32")
 
 
-def test_policies_are_named_below_the_root(
-    tmp_path: Path, capsys: Capsys, monkeypatch: Patch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    words = ["export", "CartPole-v1/dqn/int8", "--target", "c", "--root", "mine"]
-    assert "wrote     mine/tflite_models/CartPole-v1/dqn/s0/int8.c" in printed(capsys, *words)
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
-
-
 def test_a_second_run_redoes_nothing_and_does_not_load_tensorflow(finished: Finished) -> None:
     root, run_id = finished
     workspace, folders = Workspace(root), (root / "runs", root / "tflite_models")

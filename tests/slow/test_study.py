@@ -306,7 +306,7 @@ def test_a_failed_scheme_stops_no_run_whose_reference_is_there(
 def test_a_training_waits_for_the_one_it_starts_from(tmp_path: Path) -> None:
     cell = "{algo: ppo, env: CartPole-v1, overrides: {steps: 4000}}"
     start = "from: {sha256: abc, overrides: {steps: 4000}}}"
-    text = STUDY.replace("v1}]", f"v1, {start}, {cell}]")
+    text = STUDY.replace("[0]", "[3]").replace("v1}]", f"v1, {start}, {cell}]")
     study = read(write_study(tmp_path, text))
     assert len({cell.distinction for cell in study.cells}) == 2
     later_id, origin_id = dict.fromkeys(run.run_id for run, _ in study.experiments())

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from samples import refused
+from samples import random_weights, refused
 from scipy import stats
 from scipy.special import log_softmax
 
@@ -41,7 +41,7 @@ def build(
 )
 def test_an_agent_from_a_network_acts_as_it_and_keeps_its_statistics(algo: str, spec: Any) -> None:
     origin = build(algo, spec).network
-    scramble(origin)
+    random_weights(origin)
     mean, deviation = np.arange(spec.observation_shape[0]), 0.5
     origin.get_layer("normalizer").mean.assign(mean)
     origin.get_layer("normalizer").inverse_deviation.assign(np.full(len(mean), 1 / deviation))
@@ -162,17 +162,10 @@ def transitions(spec: EnvSpec) -> tuple[Any, ...]:
     return *arrays, tf_agents.transition(*map(tf.constant, arrays))
 
 
-def scramble(*models: Any) -> None:
-    random = np.random.default_rng(1)
-    for model in models:
-        for variable in model.trainable_variables:
-            variable.assign(random.normal(size=variable.shape))
-
-
 @pytest.mark.parametrize("double", [True, False])
 def test_loss_of_dqn_by_hand(double: bool) -> None:
     agent = build("dqn", double=double)
-    scramble(agent.targets[0])
+    random_weights(agent.targets[0])
     observations, actions, rewards, discounts, following, batch = transitions(CART_POLE)
     values, target = agent.network(following).numpy(), agent.targets[0](following).numpy()
     chosen = (values if double else target).argmax(axis=1)
@@ -193,7 +186,8 @@ def test_a_gradient_step_of_ddpg_by_hand() -> None:
     agent = build("ddpg", STEERED, target_tau=0.25, **rates)
     critic = agent._normalised_networks[0]
     target_critic = agent._agent._target_critic_network.model
-    scramble(agent.targets[0], target_critic)
+    for target in (agent.targets[0], target_critic):
+        random_weights(target)
     observations, actions, rewards, discounts, following, batch = transitions(STEERED)
     value = target_critic([following, agent.targets[0](following)]).numpy().ravel()
     goal = rewards + agent._preset.discount * discounts * value
@@ -243,7 +237,7 @@ SEVERAL = EnvSpec((4,), "float32", (2, 3))
 @pytest.mark.parametrize(("algo", "spec"), [("dqn", CART_POLE), ("ppo", STEERED), ("a2c", SEVERAL)])
 def test_distance_from_a_teacher_by_hand_and_a_step_towards_it(algo: str, spec: EnvSpec) -> None:
     agent, shift = build(algo, spec, distillation=1e3), 0.1
-    scramble(agent.network)
+    random_weights(agent.network)
     agent.start_from(networks.weights(agent.network), 100)
     for variable in agent.network.trainable_variables:
         variable.assign_add(np.full(variable.shape, shift))
@@ -272,39 +266,13 @@ def test_distance_from_a_teacher_by_hand_and_a_step_towards_it(algo: str, spec: 
     np.testing.assert_array_equal(values_of(agent.teacher), start)
 
 
-ADVANTAGES = np.random.default_rng(2).normal(size=32)
-
-
-def ppo_gradient(advantages: Any, **changes: Any) -> Any:
-    """Return the gradient of PPO's loss on a minibatch with these advantages."""
-    agent = build("ppo", train_frequency=64, minibatch_size=32, epochs=1, **changes)
-    random = np.random.default_rng(1)
-    observations = random.normal(size=(32, 4)).astype(np.float32)
-    actions = random.integers(2, size=32).astype(np.int32)
-    log_probabilities, returns = random.normal(size=(2, 32)).astype(np.float32) * 0.1
-    advantages = np.asarray(advantages, np.float32)
-    batch = (observations, actions, log_probabilities - 0.7, returns, advantages)
-    return np.concatenate([np.ravel(gradient) for gradient in stepped(agent, batch)[1]])
-
-
-def test_ppo_normalises_advantages_in_each_minibatch_and_clips_the_whole_gradient() -> None:
-    normalised = (ADVANTAGES - ADVANTAGES.mean()) / ADVANTAGES.std()
-    changes = {"normalize_advantages": False, "gradient_clip": 1e9}
-    by_hand = ppo_gradient(normalised, **changes)
-    unnormalised = ppo_gradient(3 + 5 * ADVANTAGES, **changes)
-    gradient = ppo_gradient(3 + 5 * ADVANTAGES, normalize_advantages=True, gradient_clip=1e9)
-    np.testing.assert_allclose(gradient, by_hand, rtol=1e-3, atol=1e-5)
-    assert np.abs(unnormalised - by_hand).max() > 0.1
-    unclipped = ppo_gradient(ADVANTAGES, gradient_clip=1e9)
-    clipped = ppo_gradient(ADVANTAGES, gradient_clip=float(np.linalg.norm(unclipped) / 4))
-    np.testing.assert_allclose(clipped, unclipped / 4, rtol=1e-4, atol=1e-7)
-
-
-def test_loss_on_shared_layers_is_ppo_s_by_hand_and_its_gradient_is_taken() -> None:
+@pytest.mark.parametrize("normalize", [True, False])
+def test_loss_on_shared_layers_is_ppo_s_by_hand_and_its_gradient_is_taken(normalize: bool) -> None:
     changes = {"network": "li", "precision": "float32", "entropy_coefficient": 0.02}
-    changes |= {"normalize_advantages": False, "gradient_clip": 1e9, "clip": 0.1}
+    changes |= {"normalize_advantages": normalize, "gradient_clip": 1e9, "clip": 0.1}
     preset = presets.load("ppo", "BreakoutNoFrameskip-v4", changes)
-    agent: Any = agents.build("ppo", EnvSpec((36, 36, 2), "uint8", 4), preset, 0)
+    spec = EnvSpec((36, 36, 2), "uint8", 4)
+    agent: Any = agents.build("ppo", spec, preset, 0)
     random = np.random.default_rng(0)
     observations = random.integers(0, 256, (32, 36, 36, 2), np.uint8)
     actions = random.integers(4, size=32).astype(np.int32)
@@ -317,6 +285,9 @@ def test_loss_on_shared_layers_is_ppo_s_by_hand_and_its_gradient_is_taken() -> N
     # Of another policy, so that the ratio is clipped on both sides.
     old_log_probabilities = (chosen + random.normal(0, 0.3, 32)).astype(np.float32)
     returns, advantages = random.normal(size=(2, 32)).astype(np.float32)
+    given = 3 + 5 * advantages if normalize else advantages
+    if normalize:  # In each minibatch.
+        advantages = (advantages - advantages.mean()) / advantages.std()
     ratio = np.exp(chosen - old_log_probabilities)
     assert ratio.min() < 0.9
     assert ratio.max() > 1.1
@@ -324,7 +295,7 @@ def test_loss_on_shared_layers_is_ppo_s_by_hand_and_its_gradient_is_taken() -> N
     entropy = -(np.exp(log_probabilities) * log_probabilities).sum(axis=1)
     error = (returns - values) ** 2
     expected = -gain.mean() + 0.5 * error.mean() - 0.02 * entropy.mean()
-    batch = (observations, actions, old_log_probabilities, returns, advantages)
+    batch = (observations, actions, old_log_probabilities, returns, given)
     loss, gradients = stepped(agent, batch)
     np.testing.assert_allclose(loss, expected, rtol=1e-4)
     norm = tf.linalg.global_norm(gradients)
@@ -336,6 +307,10 @@ def test_loss_on_shared_layers_is_ppo_s_by_hand_and_its_gradient_is_taken() -> N
 
     ahead, behind = moved(1e-3), moved(-2e-3)
     np.testing.assert_allclose((ahead - behind) / 2e-3, norm, rtol=0.02)
+    # The gradient is clipped as a whole.
+    clipping = agents.build("ppo", spec, replace(preset, gradient_clip=float(norm / 4)), 0)
+    for clipped, gradient in zip(stepped(clipping, batch)[1], gradients, strict=True):
+        np.testing.assert_allclose(clipped, gradient / 4, rtol=1e-3, atol=1e-6)
 
 
 def test_networks_of_other_observations_are_no_start() -> None:

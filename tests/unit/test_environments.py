@@ -9,14 +9,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice, pairwise
 from typing import Any
+from unittest.mock import patch
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import SyncVectorEnv
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from samples import Drawn, Patch, python, refused, register, step
 
@@ -25,7 +27,7 @@ from quarl_tf.environments import Rising, airnav, env_spec, loops, make, make_ve
 from quarl_tf.environments.acting import Tick, ticks
 from quarl_tf.environments.airnav import ACTIONS, ARENAS, AirNavVector, Missions
 from quarl_tf.foundation.errors import QuarlError
-from quarl_tf.training.rollout import Rollout, rollout
+from quarl_tf.training.rollout import _Sample, rollout
 
 #: Environments, and ticks enough for some episodes to end and others to begin.
 EXACT = {"LunarLander-v3": 300, "BipedalWalker-v3": 200, "Walker2DBulletEnv-v0": 100}
@@ -82,15 +84,6 @@ def test_vectors_equal_single_environments(env_id: str, length: int) -> None:
             values = tick.following[e], tick.rewards[e], tick.terminated[e], tick.truncated[e]
             for value, expected_value in zip(values, (*expected, False, False)[:4], strict=True):
                 np.testing.assert_allclose(value, expected_value, rtol=0, atol=1e-6)
-
-
-def test_time_limit_truncates_and_does_not_terminate() -> None:
-    balance, envs = np.array([0.1, 0.2, 3, 1]), make_vector("CartPole-v0", 2)
-    observations, _ = envs.reset(seed=3)
-    played = ticks(envs, lambda x: (x @ balance > 0).astype(int), observations)
-    stream = list(islice(played, 200))
-    assert not any(tick.terminated.any() for tick in stream)
-    assert [tick.truncated.all() for tick in stream] == [False] * 199 + [True]
 
 
 @pytest.mark.parametrize("env_id", ["LunarLander-v3", "HalfCheetahBulletEnv-v0"])
@@ -150,21 +143,6 @@ def test_processes_end_with_their_vector() -> None:
     for process in started:
         process.join(10)
         assert process.exitcode == 0
-
-
-def test_an_environment_whose_episode_is_over_stands_still() -> None:
-    once, continuing = make_vector("Acrobot-v1", 2, once=True), make_vector("Acrobot-v1", 2)
-    for seed in (0, 1):
-        still, moving = play(once, seed, 600), play(continuing, seed, 600)
-        for e in range(2):
-            end = 1 + next(i for i, tick in enumerate(still) if tick.done[e])
-            assert end < 598
-            for still_tick, moving_tick in zip(still[:end], moving[:end], strict=True):
-                np.testing.assert_array_equal(still_tick.following[e], moving_tick.following[e])
-            assert not np.array_equal(moving[end].following[e], moving[end - 1].following[e])
-            for tick in still[end:]:
-                np.testing.assert_array_equal(tick.following[e], still[end - 1].following[e])
-                assert (tick.rewards[e], tick.done[e]) == (0.0, False)
 
 
 def test_actions_drawn_from_a_seeded_space_survive_a_reset() -> None:
@@ -460,9 +438,13 @@ def lean(observations: np.ndarray, _: Any = None) -> np.ndarray:
 
 def test_rollout_is_one_episode_of_every_environment_stepped_by_hand(monkeypatch: Patch) -> None:
     # CartPole with a time limit that some episodes reach.
-    entry_point = "gymnasium.envs.classic_control.cartpole:CartPoleEnv"
-    register(monkeypatch, ENV_ID, entry_point, max_episode_steps=LIMIT)
-    played = rollout(make_vector(ENV_ID, 12), lean, seed=3, keep=1000)
+    register(monkeypatch, ENV_ID, CartPoleEnv, max_episode_steps=LIMIT)
+    envs = make_vector(ENV_ID, 12, once=True)
+    rollout(envs, lean, seed=20)
+    with patch.object(CartPoleEnv, "step", autospec=True, side_effect=CartPoleEnv.step) as stepped:
+        played = rollout(envs, lean, seed=3, keep=1000)
+    # Where its episode is over, an environment stands still.
+    assert stepped.call_count == sum(played.returns)
     observations = []
 
     def act(observation: np.ndarray) -> int:
@@ -479,46 +461,27 @@ def test_rollout_is_one_episode_of_every_environment_stepped_by_hand(monkeypatch
     assert "steps=40" in refused(rollout, make_vector(ENV_ID, 12), lean, seed=3, code=2)
 
 
-class Ticking(gym.vector.VectorEnv[Any, Any, Any]):
-    """Episodes of given lengths; an observation is the tick and the number of the environment."""
-
-    def __init__(self, lengths: Sequence[int], *, images: bool = False) -> None:
-        self.num_envs, self.lengths = len(lengths), np.array(lengths)
-        self._shape = (len(lengths), *((1, 1, 2) if images else (2,)))
-
-    def _observations(self) -> np.ndarray:
-        ticks = np.full(self.num_envs, self.tick)
-        return np.stack([ticks, np.arange(self.num_envs)], axis=1).reshape(self._shape)
-
-    def reset(self, **_: Any) -> tuple[np.ndarray, dict[str, Any]]:
-        self.tick = 0
-        return self._observations(), {}
-
-    def step(self, _: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        self.tick += 1
-        ended, never = self.tick == self.lengths, np.zeros(self.num_envs, np.bool_)
-        return self._observations(), np.ones(self.num_envs), ended, never, {}
-
-
-def ticked(lengths: Sequence[int], keep: int, *, images: bool) -> Rollout:
-    envs = Ticking(lengths, images=images)
-    return rollout(envs, lambda x, _: np.zeros(len(x), np.int64), seed=0, keep=keep)
+def kept(lengths: Sequence[int], keep: int, *, images: bool) -> np.ndarray:
+    """Sample from episodes of given lengths; an observation is the tick and the episode."""
+    sample = _Sample(keep)
+    for tick in range(max(lengths)):
+        rows = [(tick, episode) for episode, length in enumerate(lengths) if tick < length]
+        sample.add(np.reshape(rows, (-1, 1, 1, 2) if images else (-1, 2)))
+    return sample.observations()
 
 
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=6), st.integers(2, 60), st.booleans())
 def test_rollouts_keep_extremes_of_features(lengths: list[int], keep: int, images: bool) -> None:
-    played = ticked(lengths, keep, images=images)
-    assert played.returns == lengths
-    assert len(played.observations) == min(keep, sum(lengths))
+    observations = kept(lengths, keep, images=images)
+    assert len(observations) == min(keep, sum(lengths))
     if keep >= 16 and not images:
-        assert played.observations.min(axis=0).tolist() == [0, 0]
-        assert played.observations.max(axis=0).tolist() == [max(lengths) - 1, len(lengths) - 1]
+        assert observations.min(axis=0).tolist() == [0, 0]
+        assert observations.max(axis=0).tolist() == [max(lengths) - 1, len(lengths) - 1]
 
 
-@settings(max_examples=50)
 @given(st.integers(1, 1000), st.integers(2, 60))
 def test_half_is_from_the_beginning_and_the_rest_is_spread(length: int, keep: int) -> None:
-    ticks = ticked([length], keep, images=True).observations.reshape(-1, 2)[:, 0]
+    ticks = kept([length], keep, images=True).reshape(-1, 2)[:, 0]
     half = min(keep // 2, length)
     np.testing.assert_array_equal(ticks[:half], np.arange(half))
     gaps = np.diff(ticks[half:])

@@ -105,14 +105,6 @@ def test_an_episode_depends_on_its_seed_alone(stochastic: Describe) -> None:
     assert forwards.latency_us is not None
 
 
-def test_continuous_actions_are_as_by_hand(artifacts: Artifacts, describe: Describe) -> None:
-    changes = STEERING | {"action_std": [0.4]}
-    path = describe(artifacts["steering"].read_bytes(), **changes)
-    results = [outcomes(evaluate(path, SEEDS[:2], chance)) for chance in (GREEDY, SAMPLED)]
-    assert results == [by_hand(path, chance, SEEDS[:2]) for chance in (GREEDY, SAMPLED)]
-    assert results[0] != results[1]
-
-
 def test_random_actions_follow_from_the_seed(artifacts: Artifacts, stochastic: Describe) -> None:
     paths = artifacts["fp32"], stochastic("fp32", "fp32")
     # Where all actions are random, the policy does not matter.

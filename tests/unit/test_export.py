@@ -231,6 +231,9 @@ def test_sidecars_say_whether_values_are_centred(bench: Bench, scheme: str, head
     assert sidecar.head == head
     assert sidecar.check["max_abs_difference"] == pytest.approx(error, rel=1e-3)
     assert error < 0.5 * np.ptp(expected)
+    audit = flatbuffer.audit(path)
+    ends = {tensor.dtype for tensor in (*audit.inputs, *audit.outputs)}
+    assert ends == {"int8" if scheme == "int8_stock" else "float32"}
 
 
 def test_the_head_of_a_dueling_flatbuffer_is_the_layer_of_the_actions(bench: Bench) -> None:

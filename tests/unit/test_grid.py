@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from samples import Patch
@@ -12,8 +12,6 @@ from samples import Patch
 from quarl_tf.quantization.gptq import best_grid, fitted, gptq
 from quarl_tf.quantization.grid import fake_quantize, grid_between, snap
 from quarl_tf.spec import TensorFormat
-
-quick = settings(max_examples=100)
 
 #: Everything but the bits.
 KINDS: dict[str, dict[str, Any]] = {
@@ -74,7 +72,6 @@ def test_grids_have_as_many_values_as_codes(kind: str, bits: int, missing: int) 
     np.testing.assert_allclose(np.diff(grid.values()), grid.step)
 
 
-@quick
 @given(tensors, forms)
 def test_zero_stays_zero_and_order_is_kept(values: np.ndarray, form: TensorFormat) -> None:
     ordered = np.sort(np.append(values, [0, -0.0]).astype(np.float32))
@@ -85,7 +82,6 @@ def test_zero_stays_zero_and_order_is_kept(values: np.ndarray, form: TensorForma
     assert (np.diff(quantized) >= 0).all()
 
 
-@quick
 @given(tensors, forms)
 def test_the_error_is_half_a_step_but_for_floor(values: np.ndarray, form: TensorFormat) -> None:
     low, high, step = grid_between(values.min().astype("f8"), values.max().astype("f8"), form)
@@ -97,7 +93,6 @@ def test_the_error_is_half_a_step_but_for_floor(values: np.ndarray, form: Tensor
     assert (error <= highest + rounding).all()
 
 
-@quick
 @given(tensors, forms, st.data())
 def test_channels_are_slices(values: np.ndarray, form: TensorFormat, data: st.DataObject) -> None:
     axis = data.draw(st.integers(-values.ndim, values.ndim - 1))

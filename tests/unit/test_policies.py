@@ -14,14 +14,11 @@ import numpy as np
 import pytest
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from conftest import Network
-from hypothesis import given
-from hypothesis import strategies as st
 from samples import Artifacts, Copy, Describe, Patch, refused
 
 from quarl_tf.evaluation import memory
 from quarl_tf.evaluation.play import percentiles, time_calls
 from quarl_tf.foundation import native_output
-from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.flatbuffer import audit, byte_size, weights
 from quarl_tf.runtime.policy import Policy
@@ -32,53 +29,23 @@ VECTORS = np.random.default_rng(1).normal(0, 1, (50, 4)).astype("f4")
 FRAMES = np.random.default_rng(1).integers(0, 256, (20, 6, 6, 2), dtype=np.uint8)
 
 
-@pytest.mark.parametrize("name", ["fp32", "fp16", "dynamic_int8", "int8", "int8_io", "balancer"])
-def test_act_is_the_best_of_the_head(artifacts: Artifacts, name: str) -> None:
+@pytest.mark.parametrize("name", ["int8_io", "frames_int8_io", "frames_uint8_io"])
+def test_integer_inputs_get_the_nearest_codes(artifacts: Artifacts, name: str) -> None:
     policy = Policy.load(artifacts[name])
-    actions = [policy.act(x) for x in VECTORS]
-    assert actions == [int(np.argmax(policy.head(x))) for x in VECTORS]
-    assert (set(actions), policy.ties) == ({0, 1}, 0)
-
-
-def test_int8_input_gets_the_nearest_codes(artifacts: Artifacts) -> None:
-    policy = Policy.load(artifacts["int8_io"])
-    interpreter = Interpreter(model_path=str(artifacts["int8_io"]), num_threads=1)
+    interpreter = Interpreter(model_path=str(artifacts[name]), num_threads=1)
     interpreter.allocate_tensors()
     (source,), (target,) = interpreter.get_input_details(), interpreter.get_output_details()
     scale, zero_point = source["quantization"]
     output_scale, output_zero_point = target["quantization"]
-    beyond = np.array([1e30, -1e30, 100, -100], np.float32)  # Saturates.
-    for observation in (*VECTORS, beyond):
-        codes = np.clip(np.rint(observation / scale) + zero_point, -128, 127)
-        interpreter.set_tensor(source["index"], codes[None].astype(np.int8))
+    ends, beyond = np.iinfo(source["dtype"]), np.float32([1e30, -1e30, 100, -100])  # Saturates.
+    for observation in (*VECTORS, beyond) if name == "int8_io" else FRAMES:
+        codes = np.clip(np.rint(observation / scale) + zero_point, ends.min, ends.max)
+        interpreter.set_tensor(source["index"], codes[None].astype(source["dtype"]))
         interpreter.invoke()
         head = interpreter.get_tensor(target["index"])[0].astype(float)
         expected = (head - output_zero_point) * output_scale
         np.testing.assert_allclose(policy.head(observation), expected, rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("name", "tolerance"), [("frames", 1e-5), ("frames_int8_io", 0.1), ("frames_uint8_io", 0.1)]
-)
-def test_frames_are_converted_to_the_input_type(
-    artifacts: Artifacts, networks: dict[str, Any], name: str, tolerance: float
-) -> None:
-    policy = Policy.load(artifacts[name])
-    for frame in FRAMES:
-        np.testing.assert_allclose(policy.head(frame), networks["frames"](frame), atol=tolerance)
-
-
-@pytest.mark.parametrize("name", ["steering", "steering_int8_io"])
-def test_continuous_actions_are_clipped(artifacts: Artifacts, networks: Any, name: str) -> None:
-    sidecar = Sidecar.load(sidecar_path(artifacts[name]))
-    narrow = replace(sidecar, action_low=[-0.5], action_high=[0.25])
-    policy = Policy(artifacts[name].read_bytes(), narrow)
-    observations = networks["steering"].calibration
-    actions, heads = (np.stack([f(x) for x in observations]) for f in (policy.act, policy.head))
-    assert (actions.shape, actions.dtype) == ((len(observations), 1), np.float32)
-    np.testing.assert_array_equal(actions, np.clip(heads, -0.5, 0.25))
-    np.testing.assert_allclose(heads, [networks["steering"](x) for x in observations], atol=0.1)
-    assert (actions.min(), actions.max()) == (-0.5, 0.25)
+        assert policy.act(observation) == head.argmax()
 
 
 DRAWS = 20_000
@@ -103,7 +70,7 @@ def test_actions_are_drawn_with_the_softmax_of_the_logits(describe: Describe) ->
     assert "head='q_values'" in refused(values.sample, VECTORS[0], random)
 
 
-def test_continuous_actions_are_drawn_around_the_head(artifacts: Artifacts) -> None:
+def test_continuous_actions_are_drawn_around_the_head_and_clipped(artifacts: Artifacts) -> None:
     content = artifacts["steering"].read_bytes()
     sidecar = replace(Sidecar.load(sidecar_path(artifacts["steering"])), action_std=[0.3])
     wide, narrow = (
@@ -119,6 +86,10 @@ def test_continuous_actions_are_drawn_around_the_head(artifacts: Artifacts) -> N
     assert (np.min(clipped), np.max(clipped)) == (-0.5, 0.25)
     assert abs(np.mean(drawn) - wide.head(observation)[0]) < 4 * 0.3 / DRAWS**0.5
     assert abs(np.std(drawn) - 0.3) < 4 * 0.3 / (2 * DRAWS) ** 0.5
+    states = np.random.default_rng(0).uniform([-1.2, -0.07], [0.6, 0.07], (64, 2)).astype("f4")
+    actions, heads = (np.stack([f(x) for x in states]) for f in (narrow.act, narrow.head))
+    np.testing.assert_array_equal(actions, np.clip(heads, -0.5, 0.25))
+    assert (actions.dtype, actions.min(), actions.max()) == (np.float32, -0.5, 0.25)
 
 
 def test_ties_are_counted_and_calls_are_timed(artifacts: Artifacts) -> None:
@@ -175,19 +146,15 @@ def test_foreign_and_damaged_files_are_refused(artifacts: Artifacts, copy_artifa
     path = copy_artifact("fp32")
     intact, sidecar = path.read_bytes(), sidecar_path(path)
     document, values = sidecar.read_text(), json.loads(sidecar.read_text())
-    assert "path=" in refused(Policy.load, path.with_name("fp23.tflite"))
     assert "threads=0" in refused(Policy.load, path, threads=0, code=2)
     # A damaged file with a new sidecar.
     record = Policy.load(path).sidecar
     assert "scheme='fp32'" in refused(Policy, intact[:1000], record)
     message = refused(Policy, intact, replace(record, observation_shape=[5]))
     assert "input shapes [[1, 4]], expected [[1, 5]]" in message
-    flipped = intact[:499] + bytes([intact[499] ^ 1]) + intact[500:]
-    for content in (artifacts["steering"].read_bytes(), intact[:-1], flipped):
+    for content in (artifacts["steering"].read_bytes(), intact[:-1]):
         path.write_bytes(content)
         assert f"{len(content)} bytes" in refused(Policy.load, path)
-    path.write_text("a policy, honestly")
-    assert "identifier=" in refused(Policy.load, path)
     path.write_bytes(intact)
     for text, message in (
         (document[:200], "cannot be read as JSON"),
@@ -244,28 +211,7 @@ def test_a_policy_acts_without_error_output_and_temporary_folder(artifacts: Arti
         assert printed.strip() in ("0", "1")
 
 
-LAYERS, KERNELS, BIASES = 3, 4 * 64 + 64 * 64 + 64 * 2, 64 + 64 + 2
-
-
-def test_audits_have_types_operators_and_scales(artifacts: Artifacts) -> None:
-    contents = audit(artifacts["fp32"])
-    assert set(contents.tensor_dtypes) - {"int32"} == {"float32"}
-    assert contents.operators.count("FULLY_CONNECTED float32") == LAYERS
-    ends = [(spec.shape, spec.dtype, spec.scale) for spec in (*contents.inputs, *contents.outputs)]
-    assert ends == [((1, 4), "float32", None), ((1, 2), "float32", None)]
-    # int8 between float ends.
-    contents = audit(artifacts["int8"])
-    outer_operators = [contents.operators[0], contents.operators[-1]]
-    assert outer_operators == ["QUANTIZE int8", "DEQUANTIZE float32"]
-    assert contents.operators.count("FULLY_CONNECTED int8") == LAYERS
-    assert "float32" not in contents.weight_dtypes
-    # int8 throughout.
-    contents = audit(artifacts["int8_io"])
-    for spec in (*contents.inputs, *contents.outputs):
-        assert spec.dtype == "int8"
-        assert 0 < (spec.scale or 0) < 1
-        assert -128 <= (spec.zero_point or 0) <= 127
-    assert "float32" not in contents.tensor_dtypes
+KERNELS, BIASES = 4 * 64 + 64 * 64 + 64 * 2, 64 + 64 + 2
 
 
 def test_weights_are_those_of_the_network(artifacts: Artifacts, networks: dict[str, Any]) -> None:
@@ -276,20 +222,6 @@ def test_weights_are_those_of_the_network(artifacts: Artifacts, networks: dict[s
         for weight, kernel in zip(file_kernels, kernels, strict=True):
             assert weight.dtype == np.float32
             np.testing.assert_allclose(weight, kernel, atol=exact * np.abs(kernel).max())
-
-
-@given(st.lists(st.tuples(st.integers(0, 2**31), st.integers(0, 7)), min_size=1, max_size=8))
-def test_flipped_bits_are_one_line(artifacts: Artifacts, flips: list[tuple[int, int]]) -> None:
-    content = bytearray(artifacts["int8"].read_bytes())
-    for position, bit in flips:
-        content[position % len(content)] ^= 1 << bit
-    message = ""
-    try:
-        audit(bytes(content))
-        weights(bytes(content))
-    except QuarlError as error:
-        message = str(error)
-    assert "\n" not in message
 
 
 def test_files_that_are_no_flatbuffers_are_refused(artifacts: Artifacts, tmp_path: Path) -> None:

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 from samples import EVALUATION, PRESET, RUN, SIDECAR, TRAINING, Patch, refused
 
-from quarl_tf.foundation.files import write_bytes
 from quarl_tf.spec import Quantization
 from quarl_tf.store import workspace as paths
 from quarl_tf.store.records import Evaluation, Sidecar, TrainingRecord
-from quarl_tf.store.state import finished_training, require_same_settings
+from quarl_tf.store.state import require_same_settings
 from quarl_tf.store.workspace import Workspace, sidecar_path
 from quarl_tf.training import checkpoint
 
@@ -138,29 +137,22 @@ def test_lists_have_a_value_for_each_episode_and_runs_their_id(tmp_path: Path) -
     assert "its run is" in refused(Sidecar.load, path)
 
 
-def test_training_with_other_settings_is_refused_naming_what_differs(tmp_path: Path) -> None:
-    run = replace(RUN, quantization=QUANTIZATION)
+def test_other_settings_and_versions_are_refused_and_older_presets_have_defaults(
+    tmp_path: Path,
+) -> None:
+    record, run = asdict(TRAINING), replace(RUN, quantization=QUANTIZATION)
+    older = {name: value for name, value in TRAINING.preset.items() if name != "dueling"}
+    require_same_settings(tmp_path, record | {"preset": older}, RUN, PRESET)
     preset = replace(PRESET, steps=20_000, dueling=True)
-    message = refused(require_same_settings, tmp_path, asdict(TRAINING), run, preset)
+    message = refused(require_same_settings, tmp_path, record, run, preset)
     assert f"{tmp_path} was trained with other settings" in message
     for difference in ("dueling=True for False", "steps=20000 for 50000", "bits=4 for None"):
         assert difference in message.split("Received: ")[1]
-
-
-def test_older_presets_have_defaults_and_unknown_settings_are_refused(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path)
-    folder = workspace.run_dir(RUN.run_id)
-    path = folder / "training.json"
-    for name in ("network", "calibration"):
-        write_bytes(folder / f"{name}.npz", name.encode())
-    older = replace(TRAINING, preset={k: v for k, v in TRAINING.preset.items() if k != "dueling"})
-    older.save(path)
-    assert finished_training(workspace, RUN, PRESET) == older
-    replace(TRAINING, preset={**TRAINING.preset, "dithered": True}).save(path)
-    message = refused(finished_training, workspace, RUN, PRESET)
-    assert f"{folder} was trained by another version" in message
-    assert "dithered" in message
-    assert "another version" in refused(require_same_settings, folder, {"step": 5}, RUN, PRESET)
+    unknown = {"preset": TRAINING.preset | {"dithered": True}}
+    for other, received in ((record | unknown, "dithered"), ({"step": 5}, "run")):
+        message = refused(require_same_settings, tmp_path, other, RUN, PRESET)
+        assert f"{tmp_path} was trained by another version" in message
+        assert received in message
 
 
 RANDOM = np.random.default_rng(0)

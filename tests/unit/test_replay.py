@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from samples import refused
 from scipy import stats
 
-from quarl_tf.agents.replay import Replay, Transitions
+from quarl_tf.agents.replay import Replay
 from quarl_tf.environments import GAME_OVER, EnvSpec, env_spec, make_vector
 from quarl_tf.environments.acting import Tick, ticks
 
@@ -140,40 +140,13 @@ def test_what_is_sampled_is_what_happened(
             assert witness.check(30 * len(expected), seed) == expected
 
 
-def drawn(replay: Replay, draws: int = 500) -> Transitions:
-    return replay.sample((draws,), np.random.default_rng(0))
-
-
-def test_one_episode_by_hand() -> None:
-    replay = Replay(VECTORS, 100, 1, n_step=2, discount=0.5)
-    for number, reward, terminated, starts in [
-        (1, 8.0, False, True),
-        (2, 4.0, True, True),  # The episode terminates with this step
-        (3, 0.0, False, False),  # and shows this observation, whose action does nothing.
-        (4, 2.0, False, True),
-        (5, 6.0, False, True),  # This one is truncated,
-        (6, 0.0, False, False),  # so that the value of 6 still counts.
-        (7, 1.0, False, True),
-        (8, 3.0, False, True),  # 8 has no successor yet.
-    ]:
-        flags = np.array([terminated]), np.array([starts])
-        replay.add(Tick(np.float32([[number]]), [number], [reward], *flags))
-    fields = (np.ravel(field).tolist() for field in drawn(replay))
-    assert set(zip(*fields, strict=True)) == {
-        (1, 1, 8 + 0.5 * 4, 0.0, 3),
-        (2, 2, 4, 0.0, 3),
-        (4, 4, 2 + 0.5 * 6, 0.5, 6),
-        (5, 5, 6, 1.0, 6),
-        (7, 7, 1, 1.0, 8),
-    }
-
-
 def test_every_transition_is_as_likely_as_any_other_and_depends_on_the_generator() -> None:
     witness = Witness(3, 1, 1.0, replay := Replay(VECTORS, 60, 3))
     for tick in itertools.islice(stream(VECTORS, 3, np.random.default_rng(5)), 33):
         witness.add(*tick)
     expected = witness.begun(20)
-    first, again = (drawn(replay, 200 * len(expected)) for _ in range(2))
+    draws = (200 * len(expected),)
+    first, again = (replay.sample(draws, np.random.default_rng(0)) for _ in range(2))
     _, counts = np.unique(first.action, return_counts=True)
     assert len(counts) == len(expected)
     assert stats.chisquare(counts).pvalue > 1e-4
@@ -198,10 +171,8 @@ def test_replay_of_atari_fits_into_memory() -> None:
     assert len(replay) == 0
 
 
-@pytest.mark.parametrize(
-    ("env_id", "length"), [("CartPole-v1", 120), ("BreakoutNoFrameskip-v4", 300)]
-)
-def test_transitions_of_real_environments_are_those_seen(env_id: str, length: int) -> None:
+def test_transitions_of_a_game_are_those_seen() -> None:
+    env_id, length = "BreakoutNoFrameskip-v4", 300
     spec, random = env_spec(env_id), np.random.default_rng(0)
     envs, rows = make_vector(env_id, 2, training=True), length // 2
     numbered = replace(spec, num_actions=10**6)
@@ -215,8 +186,7 @@ def test_transitions_of_real_environments_are_those_seen(env_id: str, length: in
             terminations += np.count_nonzero(tick.terminated)
             games += np.count_nonzero(tick.info.get(GAME_OVER, tick.terminated))
         witness.add_break(tick.following)
-    assert games > 1
-    assert terminations > games or env_id == "CartPole-v1"
+    assert terminations > games > 1
     sampled, possible = witness.check(2 * rows, 0), witness.begun(rows - spec.frame_stack + 1)
     assert sampled <= possible
     assert len(sampled) > 0.5 * len(possible)

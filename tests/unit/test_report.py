@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from samples import EVALUATION, ROOT, RUN, SIDECAR, Patch, refused, write_study
+from samples import EVALUATION, ROOT, RUN, SIDECAR, Patch, refused, returns_of, write_study
 
 from quarl_tf import pipeline, presets, study
 from quarl_tf.cli import arguments, summary
@@ -48,13 +48,6 @@ AWARE = replace(RUN, quantization=Quantization.from_mapping({"bits": 4, "delay":
 SIZES = {"fp32": 272_480, "fp16": 138_240, "int8": 75_910, "int8_tensor": 272_480}
 #: Of the float file that holds a simulated scheme; it must not be seen anywhere.
 SIMULATED_SIZE = 271_828
-
-
-def returns_of(scheme: str, episodes: int = EPISODES) -> list[float]:
-    """Return CartPole-like returns: all perfect but for few bits."""
-    ranges = {"random": (9, 50), "ptq_w2": (8, 12), "ptq_w4": (380, 501)}
-    low, high = ranges.get(scheme, (500, 501))
-    return np.random.default_rng(7).integers(low, high, episodes).astype(float).tolist()
 
 
 def evaluate(workspace: Workspace, run: Run, scheme: str, returns: list[float]) -> None:
@@ -293,39 +286,26 @@ def test_equal_returns_have_a_verdict_and_a_bound_and_no_interval(several: Path)
     assert rows_of(several)["ptq_w2"]["unseen_percent"] is None
 
 
-def test_open_rows_tell_what_decides_them_and_how_many_trainings_lose(workspace: Workspace) -> None:
-    runs = [add_run(workspace, seed) for seed in SEEDS[:2]]
-    evaluate(workspace, runs[0], "int8", [500.0] * (EPISODES - 1) + [200.0])
-    folder = write(workspace, runs[0])
-    needed = rows_of(folder)["int8"]["more_needed"]
-    assert needed > 0
-    assert all(f"{needed:,} more episodes" in text for text in pages_of(folder))
-    for run, lost in zip(runs, (400.0, 20.0), strict=True):
-        evaluate(workspace, run, "int8", [500.0 - lost, 499.0 - lost] * (EPISODES // 2))
-    folder = write(workspace, *runs)
-    row = rows_of(folder)["int8"]
-    assert (row["verdict"], row["losing"]) == ("inconclusive", 2)
-    assert all("2 of 2 trainings lose; about" in text for text in pages_of(folder))
-
-
-def test_a_loss_that_was_seen_is_in_the_bound(workspace: Workspace) -> None:
+def test_rows_tell_what_decides_them_and_how_many_trainings_lose(workspace: Workspace) -> None:
     runs = [add_run(workspace, replace(RUN, seed=seed)) for seed in range(6)]
-    evaluate(workspace, runs[0], "int8", [489.0, 490.0] * (EPISODES // 2))
-    folder = write(workspace, *runs)
-    int8 = rows_of(folder)["int8"]
-    assert (int8["verdict"], int8["losing"]) == ("within margin", 1)
+
+    def told(trainings: int, *returns: list[float]) -> tuple[dict[str, Any], tuple[str, str]]:
+        for run, repeated in zip(runs, returns, strict=False):
+            evaluate(workspace, run, "int8", repeated * (EPISODES // len(repeated)))
+        folder = write(workspace, *runs[:trainings])
+        return rows_of(folder)["int8"], pages_of(folder)
+
+    row, pages = told(1, [500.0] * (EPISODES - 1) + [200.0])
+    assert all(f"{row['more_needed']:,} more episodes" in text for text in pages)
+    row, pages = told(2, [100.0, 99.0], [480.0, 479.0])
+    assert (row["verdict"], row["losing"]) == ("inconclusive", 2)
+    assert all("2 of 2 trainings lose; about" in text for text in pages)
+    row, pages = told(6, [489.0, 490.0], [500.0])
+    assert (row["verdict"], row["losing"]) == ("within margin", 1)
     # Clopper's and Pearson's of one in six.
-    assert int8["unseen_percent"] == pytest.approx(58.18, abs=0.01)
+    assert row["unseen_percent"] == pytest.approx(58.18, abs=0.01)
     sentence = "1 of 6 trainings loses; a collapse in up to 58 % of trainings not excluded"
-    assert all(sentence in text for text in pages_of(folder))
-
-
-def test_episodes_by_other_rules_than_a_deleted_fp32_are_missing(workspace: Workspace) -> None:
-    run = add_run(workspace)
-    int8 = workspace.artifact(run.run_id, "int8")
-    workspace.artifact(run.run_id, "fp32").unlink()
-    change(evaluation_path(int8), protocol=replace(EVALUATION.protocol, game={"sticky_actions": 0}))
-    assert missing_of(write(workspace, run)) == {"int8": "was evaluated by other rules"}
+    assert all(sentence in text for text in pages)
 
 
 @pytest.mark.parametrize(
@@ -436,7 +416,10 @@ def test_what_does_not_match_is_missing(workspace: Workspace) -> None:
     change(folder / "int8.eval.json", artifact_sha256="0" * 64)
     write_bytes(folder / "fp16.tflite", b"flipped")
     (folder / "ptq_w2.json").unlink()
-    change(folder / "ptq_w8.eval.json", protocol=SAMPLED)
+    # By other rules than those of a deleted fp32.
+    other_rules = replace(EVALUATION.protocol, game={"sticky_actions": 0})
+    change(folder / "ptq_w8.eval.json", protocol=other_rules)
+    (folder / "fp32.tflite").unlink()
     write_bytes(folder / "ptq_w3.eval.json", b'{"damaged')
     change(folder / "ptq_w5.json", network_sha256="cd" * 32)
     change(folder / "ptq_w6.eval.json", reference_sha256="ef" * 32)

@@ -194,6 +194,10 @@ def comparison(difference: float, reference: float = 100.0) -> compare.Compariso
     return compare.compare(*played, evaluation("random", [0.0]))
 
 
+def pooled_of(*differences: tuple[float, float, float]) -> compare.Comparison:
+    return compare.pool([replace(comparison(0.0), difference=Interval(*d)) for d in differences])
+
+
 def test_pool_takes_the_training_as_the_unit() -> None:
     pooled = compare.pool([comparison(d) for d in (-4.0, 0.0, 1.0)])
     assert pooled.difference == student_interval([-4.0, 0.0, 1.0])
@@ -212,11 +216,7 @@ def test_pool_takes_the_training_as_the_unit() -> None:
 
 def test_pooled_intervals_are_no_narrower_than_episodes_allow() -> None:
     # As dynamic_int8 of DQN on LunarLander: means within 0.1, with intervals of 9 to each side.
-    comparisons = [
-        replace(comparison(0.0), difference=Interval(mean, mean - below, mean + 6.0))
-        for mean, below in ((-2.2, 9.0), (-2.3, 12.0), (-2.25, 8.0))
-    ]
-    pooled = compare.pool(comparisons)
+    pooled = pooled_of((-2.2, -11.2, 3.8), (-2.3, -14.3, 3.7), (-2.25, -10.25, 3.75))
     low, high = -2.25 - math.sqrt(81 + 144 + 64) / 3, -2.25 + math.sqrt(3 * 36) / 3
     assert limits(pooled.difference) == pytest.approx((-2.25, low, high))
     assert pooled.verdict == "inconclusive"
@@ -279,11 +279,7 @@ def test_how_many_more_observations_decide() -> None:
 
 def test_episodes_that_vary_take_more_trainings() -> None:
     # Two alike trainings, whose episodes reach 20 to each side of 0 beside a margin of 2.
-    wide = [
-        replace(comparison(mean), reference_mean=100.0, difference=Interval(mean, low, 20.0))
-        for mean, low in ((-0.01, -20.0), (0.01, -20.0))
-    ]
-    pooled = compare.pool(wide)
+    pooled = pooled_of((-0.01, -20.0, 20.0), (0.01, -20.0, 20.0))
     assert pooled.verdict == "inconclusive"
     # Half the width is 20 / sqrt(n).
     assert pooled.more_needed == pytest.approx(100 - 2, abs=1)

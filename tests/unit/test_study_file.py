@@ -8,7 +8,7 @@ import pytest
 from samples import ROOT, STUDY, Capsys, refused, write_study
 
 from quarl_tf.cli import main
-from quarl_tf.spec import Origin, Quantization, Run
+from quarl_tf.spec import Quantization
 from quarl_tf.spec.cell import Cell
 from quarl_tf.store.workspace import Workspace
 from quarl_tf.study import State, plan, read
@@ -30,47 +30,6 @@ def quantizations_of(cell: Cell) -> list[Quantization]:
     return list({run.run_id: run.quantization for run in runs if run.quantization}.values())
 
 
-def test_a_file_names_every_experiment(tmp_path: Path) -> None:
-    text = STUDY + "bits: [8, 3]\ndelays: [0.57, 10]\nquantization: {edge_bits: 4}\n"
-    study = read(write_study(tmp_path, text + "schemes: [int8]\n"))
-    (cell,) = study.cells
-    assert schemes_of(cell) == ["fp32", "int8"]
-    assert [(q.bits, q.delay) for q in quantizations_of(cell)] == [
-        *((8, 57_000), (3, 57_000)),  # As floats, 0.57 * 100000 is 56999.999999999993.
-        *((8, 10), (3, 10)),
-    ]
-    assert {q.recipe.head.weights.bits for q in quantizations_of(cell)} == {4}
-    assert [scheme.name for _, scheme in study.experiments()] == [
-        *("fp32", "int8", "qat_w8a8", "qat_w3a3", "qat_w8a8", "qat_w3a3")
-    ]
-    assert study.episodes == 100
-
-
-def test_cells_that_differ_in_quantization_share_their_plain_trainings(tmp_path: Path) -> None:
-    text = """
-name: s
-seeds: [0, 1]
-bits: [4]
-delays: [60000]
-quantization: {ranges: extremes}
-cells:
-  - {algo: ppo, env: CartPole-v1}
-  - {algo: ppo, env: CartPole-v1, quantization: {ranges: percentile, per_channel: true}}
-  # Has no use for delays and quantization; its training ends before the delay.
-  - {algo: ppo, env: CartPole-v1, bits: [], overrides: {steps: 50000}}
-"""
-    study = read(write_study(tmp_path, text))
-    assert [cell.distinction for cell in study.cells] == [
-        "ranges=extremes",
-        "ranges=percentile, per_channel=True",
-        "steps=50000",
-    ]
-    names = [scheme.name for _, scheme in study.experiments()]
-    # Two seeds of two plain trainings, and of two quantisation-aware ones.
-    assert [names.count(name) for name in ("fp32", "int8", "qat_w4a4")] == [4, 4, 4]
-    assert len({(run.run_id, scheme.name) for run, scheme in study.experiments()}) == 12
-
-
 def test_a_cell_goes_before_the_study_and_says_so(tmp_path: Path, capsys: Capsys) -> None:
     text = """
 name: s
@@ -80,18 +39,33 @@ cells:
   - {algo: dqn, env: LunarLander-v2, seeds: [7], bits: []}
   - {algo: dqn, env: CartPole-v1}
   - {algo: dqn, env: CartPole-v1, overrides: {discount: 0.9}}
-  - {algo: ppo, env: CartPole-v1, delays: [20000, 0.5]}
+  - {algo: ppo, env: CartPole-v1, delays: [20000, 0.57]}
   - {algo: ppo, env: CartPole-v1, seeds: [2], delays: [1], quantization: {edge_bits: 4}}
   - {algo: ppo, env: CartPole-v1, delays: [0.25]}
+  - {algo: ppo, env: CartPole-v1, delays: [0.25], quantization: {ranges: percentile}}
+  # Has no use for a delay; its training ends before it.
+  - {algo: ppo, env: CartPole-v1, bits: [], delays: [60000], overrides: {steps: 50000}}
 """
     path = write_study(tmp_path, text)
-    first, second, *others = read(path).cells
+    study = read(path)
+    first, second, *others = study.cells
+    assert study.episodes == 100
     assert [(run.env_id, run.seed) for run in first.references] == [("LunarLander-v3", 7)]
     assert not quantizations_of(first)
     assert (second.distinction, seeds_of(second)) == ("", [0, 1])
+    assert schemes_of(second) == ["fp32", "int8"]
     assert [cell.distinction for cell in others] == [
-        *("discount=0.9", "", "delay=1, edge_bits=4", "delay=25000")
+        *("discount=0.9", "", "delay=1, edge_bits=4", "delay=25000"),
+        *("delay=25000, ranges=percentile", "steps=50000"),
     ]
+    assert [(q.bits, q.delay) for q in quantizations_of(others[1])] == [
+        *((4, 20_000), (2, 20_000)),
+        *((4, 57_000), (2, 57_000)),  # As floats, 0.57 * 100000 is 56999.999999999993.
+    ]
+    assert {q.recipe.head.weights.bits for q in quantizations_of(others[2])} == {4}
+    # Cells that differ in quantisation share their plain trainings.
+    names = [scheme.name for _, scheme in study.experiments()]
+    assert [names.count(name) for name in ("fp32", "int8", "qat_w4a4")] == [10, 10, 13]
     assert main(["study", "plan", str(path)]) == 0
     assert capsys.readouterr().err.count("LunarLander-v2 is now LunarLander-v3") == 1
 
@@ -134,15 +108,6 @@ def test_a_wrong_file_is_one_line_with_its_name(text: str, words: str, tmp_path:
     message = refused(read, path, code=2)
     assert words in message
     assert str(path) in message
-
-
-def test_a_training_may_start_from_the_network_of_another(tmp_path: Path) -> None:
-    origin = "v1, seeds: [3], from: {sha256: abc, overrides: {steps: 4000}}}"
-    study = read(write_study(tmp_path, STUDY.replace("v1}", origin)))
-    start = Run("ppo", "CartPole-v1", 3, {"steps": 4000})
-    run = Run("ppo", "CartPole-v1", 3, origin=Origin(start, "abc"))
-    assert [run for run, _ in study.experiments()] == [run, run]
-    assert f"--from {start.run_id}" in run.command("run")
 
 
 def test_shipped_studies_are_sound() -> None:
