@@ -1,6 +1,5 @@
 """Small flatbuffers with sidecars, which TensorFlow's converter makes once per session."""
 
-import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
@@ -9,11 +8,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from hypothesis import settings
-from samples import SIDECAR, TINY, Artifacts, Copy, Describe, Drawn, Patch, copied, register
+from samples import SIDECAR, Artifacts, Copy, Describe, Patch, copied
 
 from quarl_tf.environments import env_spec
 from quarl_tf.evaluation import video
@@ -24,8 +22,7 @@ from quarl_tf.foundation.files import write_bytes
 from quarl_tf.foundation.keras import tf
 from quarl_tf.spec import Run
 from quarl_tf.store.records import Sidecar
-from quarl_tf.store.workspace import Workspace, sidecar_path
-from quarl_tf.training.loop import train
+from quarl_tf.store.workspace import sidecar_path
 
 # How long an example takes says how busy the machine is, not whether the code is right.
 settings.register_profile("quarl", deadline=None)
@@ -132,7 +129,6 @@ def artifacts(networks: dict[str, Network], tmp_path_factory: pytest.TempPathFac
         "int8_io": ("mlp", "int8", "int8", {}),
         "tied": ("tied", "fp32", "float32", {}),
         "balancer": ("balancer", "fp32", "float32", {}),
-        "balancer_int8": ("balancer", "int8", "float32", {}),
         "frames": ("frames", "fp32", "float32", frames),
         "frames_int8_io": ("frames", "int8", "int8", frames),
         "frames_uint8_io": ("frames", "int8", "uint8", frames),
@@ -192,30 +188,3 @@ def shots(monkeypatch: Patch) -> list[Any]:
 
     monkeypatch.setattr(video, "_compose", recorded)
     return drawn
-
-
-@pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """Return a workspace in which TINY has been trained; copy it before changing it.
-
-    Beside it is `killed`, as a kill after the last step leaves it.
-    """
-    workspace = Workspace(tmp_path_factory.mktemp("trained") / "uncut")
-
-    def keep(step: int, steps: int, _: str) -> None:
-        if step >= steps:
-            shutil.copytree(workspace.root, workspace.root.with_name("killed"))
-
-    train(workspace, TINY, keep)
-    return workspace
-
-
-@pytest.fixture
-def broken_reward(monkeypatch: Patch) -> str:
-    """Register an environment whose rewards are no numbers."""
-
-    def create() -> gym.Env[Any, Any]:
-        env = Drawn(gym.spaces.Box(-1, 1, (4,)), gym.spaces.Discrete(2))
-        return gym.wrappers.TransformReward(env, lambda _: float("nan"))
-
-    return register(monkeypatch, "BrokenReward-v0", create)

@@ -174,10 +174,10 @@ def products(folder: Path) -> list[bytes]:
 class Drawn(gym.Env[Any, Any]):
     """Observes draws of its observation space, and keeps the last action."""
 
-    def __init__(self, observation_space: Any, action_space: Any) -> None:
+    def __init__(self, observation_space: Any, action_space: Any, reward: float = 1.0) -> None:
         # A copy, as draws follow the space's seed.
         self.observation_space = deepcopy(observation_space)
-        self.action_space = action_space
+        self.action_space, self.reward = action_space, reward
 
     def reset(self, *, seed: int | None = None, **_: Any) -> tuple[Any, dict[str, Any]]:
         if seed is not None:
@@ -190,7 +190,7 @@ class Drawn(gym.Env[Any, Any]):
         assert np.asarray(action).dtype == self.action_space.dtype
         self.steps += 1
         self.received = action
-        return self.observation_space.sample(), 1.0, self.steps == 3, False, {}
+        return self.observation_space.sample(), self.reward, self.steps == 3, False, {}
 
 
 def register(patch: Patch, env_id: str, create: Any, **options: Any) -> str:
@@ -227,6 +227,9 @@ DRAWN = {
 }
 for _name, (*_spaces, _) in DRAWN.items():
     gym.register(_name, partial(Drawn, *_spaces))
+# Its rewards are no numbers.
+_spaces = [gym.spaces.Box(-1, 1, (4,)), gym.spaces.Discrete(2)]
+gym.register("BrokenReward-v0", partial(Drawn, *_spaces, reward=np.nan))
 
 
 def preset(run: Run, **changes: Any) -> presets.Preset:
@@ -244,6 +247,18 @@ def built(run: Run) -> Any:
 def begun(folder: Path, run: Run) -> Any:
     """Return a training whose state was neither started nor resumed."""
     return loop._Training(folder, run, preset(run))
+
+
+def uncut_and_cut(folder: Path, run: Run, preset: Any = None) -> tuple[Workspace, Workspace]:
+    """Train; return the workspace, and another as a kill after the last step leaves it."""
+    uncut, cut = Workspace(folder / "uncut"), Workspace(folder / "cut")
+
+    def keep(step: int, steps: int, _: str) -> None:
+        if step >= steps:
+            shutil.copytree(uncut.root, cut.root)
+
+    loop.train(uncut, run, keep, preset)
+    return uncut, cut
 
 
 def heads(path: Path, observations: np.ndarray) -> np.ndarray:

@@ -2,15 +2,13 @@
 
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from samples import ROOT, python
 
 from quarl_tf.cli import arguments
 
-ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -34,7 +32,7 @@ def test_rows_of_numbers_are_those_of_the_records() -> None:
     page = ROOT / "README.md"
     before = page.read_bytes()
     try:
-        subprocess.run([sys.executable, "pipelines/readme.py"], cwd=ROOT, check=True)
+        python("pipelines/readme.py", cwd=ROOT)
         assert page.read_bytes() == before
     finally:
         page.write_bytes(before)

@@ -10,9 +10,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from ale_py import roms
-from samples import Patch
 
 from quarl_tf.environments import GAME_OVER, RAW_REWARD, START, make, make_vector
+from quarl_tf.environments.atari import _Games
 
 #: Two games with lives and their actions; Ms. Pac-Man has no FIRE.
 BREAKOUT, MS_PACMAN = "BreakoutNoFrameskip-v4", "MsPacmanNoFrameskip-v4"
@@ -139,9 +139,8 @@ def test_games_follow_the_protocol(env_id: str, plays: Any) -> None:
 
 
 class Scripted(gym.vector.VectorEnv[Any, Any, Any]):
-    """Replaces ale-py's vectors: has scripted rewards and lives, and records actions."""
+    """Stands for ale-py's vector: has scripted rewards and lives, and records actions."""
 
-    has_fire = True
     #: (reward, lives, terminated): a life is lost; the game stays at 0 lives, ends and restarts.
     script = (
         *[(5, 3, False), (7, 2, False), (9, 2, False), (0, 2, False), (2, 2, False)],
@@ -149,17 +148,12 @@ class Scripted(gym.vector.VectorEnv[Any, Any, Any]):
         (-4, 3, False),
     )
 
-    def __init__(self, game: str, num_envs: int, **options: Any) -> None:
-        self.num_envs, self.ale = num_envs, self
-        self.single_action_space = gym.spaces.Discrete(9)
+    def __init__(self, opening: int) -> None:
+        self.num_envs, self.opening = 1, opening
         self.actions: list[int] = []
 
-    def get_action_set(self) -> list[ale_py.Action]:
-        Action = ale_py.Action  # noqa: N806
-        return [Action.NOOP, Action.FIRE if self.has_fire else Action.UP, Action.DOWN]
-
     def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
-        self.remaining = iter([(0, 3, False)] * 2 * self.has_fire + list(self.script))
+        self.remaining = iter([(0, 3, False)] * self.opening + list(self.script))
         self.frame = 0
         return self.planes(), {"lives": np.array([3])}
 
@@ -185,17 +179,15 @@ class Scripted(gym.vector.VectorEnv[Any, Any, Any]):
     ],
 )
 def test_ticks_after_a_lost_life_act_as_a_reset(
-    training: bool, expected: list[int], ends: list[int], frames: list[int], monkeypatch: Patch
+    training: bool, expected: list[int], ends: list[int], frames: list[int]
 ) -> None:
-    monkeypatch.setattr(Scripted, "has_fire", FIRE in expected)
-    monkeypatch.setattr("ale_py.vector_env.AtariVectorEnv", Scripted)
-    envs = make_vector(BREAKOUT, 1, training=training)
+    opening = expected[1:]
+    envs = _Games(Scripted(len(opening)), tuple(opening), training=training)
     first, _ = envs.reset()
     ticks = [envs.step(np.array([8])) for _ in Scripted.script]
     actions = [8] * 11
     for start in (2, 7):
         actions[start : start + len(expected)] = expected
-    opening = expected[1:]
     assert envs.unwrapped.actions == opening + actions
     # Frames of a life that is over, or of forced steps, are not shown.
     stacks = [first, *(tick[0] for tick in ticks)]

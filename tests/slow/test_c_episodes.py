@@ -1,27 +1,18 @@
 """Policies of images in strictly compiled C compute what LiteRT computes."""
 
-from contextlib import closing
-from itertools import islice
 from pathlib import Path
 
 import compiled
 import numpy as np
 import pytest
-from samples import MODELS, copied
-
-from quarl_tf import environments
-from quarl_tf.environments.acting import ticks
-from quarl_tf.runtime.policy import Policy
+from samples import MODELS, copied, observed
 
 PONG = MODELS / "PongNoFrameskip-v4"
 
 
 def test_policies_of_images_in_500_states(tmp_path: Path) -> None:
     artifact = copied(PONG / "dqn/s0-e062e97a/int8.tflite", tmp_path)
-    policy = Policy.load(artifact)
-    with closing(environments.make(policy.sidecar.env_id)) as env:
-        game = ticks(env, policy.act, env.reset(seed=0)[0])
-        observations = np.array([tick.observations for tick in islice(game, 500)])
+    observations = observed("PongNoFrameskip-v4", 4, 124)
     compiled.check(artifact, observations)
     fixed_heads = compiled.run(artifact, observations[:100], fixed=True)[0] / 65536
     reference_heads = compiled.reference_heads(artifact, observations[:100])

@@ -10,72 +10,47 @@ import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import NamedTuple
 from unittest.mock import Mock
 
 import pytest
 import samples
-from conftest import write_flatbuffer
 from rich.console import Console
-from samples import Artifacts, Capsys, Patch, printed, products, python, refusal, snapshot
+from samples import MODELS, Capsys, Patch, copied, printed, products, python, refusal, snapshot
 
-from quarl_tf import presets
 from quarl_tf.cli import arguments, doctor, verbs
 from quarl_tf.export.graph import Graph
 from quarl_tf.foundation import display, provenance
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.files import sha256
-from quarl_tf.spec import DEFAULT_SCHEMES, GREEDY, Chance, Run
+from quarl_tf.spec import DEFAULT_SCHEMES, GREEDY, Chance
 from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.workspace import Workspace, evaluation_path, reference_path, sidecar_path
 
 DQN, PPO = "--algo dqn --env CartPole-v1", "--algo ppo --env CartPole-v1"
 CAR = "--env MountainCarContinuous-v0"
 TRAIN = DQN.split()
-TINY = shlex.split(samples.TINY.command("train"))[2:]
+TINY, RUN_ID = shlex.split(samples.TINY.command("train"))[2:], samples.TINY.run_id
 SCHEMES = ["--schemes", "fp32,int8"]
 
 
-class Finished(NamedTuple):
-    root: Path
-    run_id: str
-
-    @property
-    def artifacts(self) -> Path:
-        return Workspace(self.root).artifact_dir(self.run_id)
-
-    def copied(self, folder: Path) -> Workspace:
-        """Copy what was exported, evaluated and trained."""
-        return Workspace(Path(shutil.copytree(self.root, folder, dirs_exist_ok=True)))
-
-
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """Run everything once."""
     root = tmp_path_factory.mktemp("root")
     assert verbs.main(["run", *TINY, *SCHEMES, "--episodes", "5", "--root", str(root)]) == 0
-    (folder,) = (root / "runs").iterdir()
-    return Finished(root, folder.name)
+    return Workspace(root)
 
 
-@pytest.fixture
-def loose(finished: Finished, tmp_path: Path) -> Path:
-    """Return a folder of its own with what was exported and evaluated."""
-    return Path(shutil.copytree(finished.artifacts, tmp_path / "loose"))
-
-
-def test_a_run_becomes_c(finished: Finished, tmp_path: Path, capsys: Capsys) -> None:
-    source = finished.copied(tmp_path).artifact(finished.run_id, "int8").with_suffix(".c")
-    words = ["export", finished.run_id, "--target", "c", "--root", str(tmp_path)]
-    assert f"wrote     {source}  (flash: " in printed(capsys, *words)
-    assert "dqn-CartPole-v1" in source.with_suffix(".h").read_text()
+def test_a_run_becomes_c(finished: Workspace, capsys: Capsys) -> None:
+    words = ["export", RUN_ID, "--target", "c", "--root", str(finished.root)]
+    assert f"wrote     {finished.artifact_dir(RUN_ID)}/int8.c  (flash: " in printed(capsys, *words)
     assert "FULLY_CONNECTED float32" in refusal(capsys, *words, "--schemes", "fp32")
 
 
-def test_a_second_run_redoes_nothing_and_does_not_load_tensorflow(finished: Finished) -> None:
-    root, run_id = finished
-    workspace, folders = Workspace(root), (root / "runs", root / "tflite_models")
-    pages = [workspace.report_dir(run_id) / name for name in ("index.html", "report.md")]
+def test_a_second_run_redoes_nothing_and_does_not_load_tensorflow(finished: Workspace) -> None:
+    root = finished.root
+    folders = root / "runs", root / "tflite_models"
+    pages = [finished.report_dir(RUN_ID) / name for name in ("index.html", "report.md")]
     before = [*map(snapshot, folders), *(page.read_bytes() for page in pages)]
     words = ["run", *TINY, *SCHEMES, "--episodes", "5", "--root", str(root)]
     code = "import sys; from quarl_tf.cli import verbs; "
@@ -83,35 +58,31 @@ def test_a_second_run_redoes_nothing_and_does_not_load_tensorflow(finished: Fini
     completed = python("-c", code)
     assert [*map(snapshot, folders), *(page.read_bytes() for page in pages)] == before
     assert str(pages[0]) in completed.stdout.replace("\n", "")
-    evaluation = Evaluation.load(evaluation_path(workspace.artifact(run_id, "int8")))
+    evaluation = Evaluation.load(evaluation_path(finished.artifact(RUN_ID, "int8")))
     assert len(evaluation.returns) == len(evaluation.seeds) == 5
 
 
 @pytest.fixture(scope="module")
-def aware(finished: Finished) -> tuple[Path, str, str]:
-    """Run at four bits beside the plain training; return the root and both ids."""
-    root, plain_id = finished
+def aware(finished: Workspace) -> str:
+    """Run at four bits beside the plain training; return the id."""
     arguments = [*TINY, "--bits", "4", "--quant-delay", "300", "--episodes", "5"]
-    assert verbs.main(["run", *arguments, "--root", str(root)]) == 0
-    (folder,) = (root / "runs").glob("*-q4d300-*")
-    return root, plain_id, folder.name
+    assert verbs.main(["run", *arguments, "--root", str(finished.root)]) == 0
+    (folder,) = finished.root.glob(f"runs/{RUN_ID}-q4d300-*")  # A DQN's ranges follow.
+    return folder.name
 
 
 def test_a_run_with_bits_is_compared_with_the_plain_one_on_the_same_episodes(
-    aware: tuple[Path, str, str], monkeypatch: Patch, capsys: Capsys
+    finished: Workspace, aware: str, monkeypatch: Patch, capsys: Capsys
 ) -> None:
-    root, plain_id, run_id = aware
-    assert run_id.startswith(f"{plain_id}-q4d300-")  # A DQN's ranges follow.
-    workspace = Workspace(root)
-    folder = workspace.artifact_dir(run_id)
+    folder = finished.artifact_dir(aware)
     assert [path.name for path in folder.glob("*.tflite")] == ["qat_w4a4.tflite"]
     assert not (folder / "random.eval.json").exists()  # It is beside the plain run.
-    artifact, reference = folder / "qat_w4a4.tflite", workspace.artifact(plain_id, "fp32")
+    artifact, reference = folder / "qat_w4a4.tflite", finished.artifact(RUN_ID, "fp32")
     assert reference_path(artifact, Sidecar.load(sidecar_path(artifact))) == reference
     evaluation, baseline = (Evaluation.load(evaluation_path(p)) for p in (artifact, reference))
     assert evaluation.seeds == baseline.seeds[:5]
     assert evaluation.reference_sha256 == sha256(reference)
-    table = (workspace.report_dir(run_id) / "report.md").read_text()
+    table = (finished.report_dir(aware) / "report.md").read_text()
     assert "qat_w4a4" in table
     assert "fp32" in table
     # From within its folder, too.
@@ -120,30 +91,28 @@ def test_a_run_with_bits_is_compared_with_the_plain_one_on_the_same_episodes(
     for inside, place in ((folder, "."), (folder / "inner", "..")):
         monkeypatch.chdir(inside)
         words = ["evaluate", f"{place}/qat_w4a4.tflite", "--episodes", "5", "--gate", "1000"]
-        assert f"{run_id}: 5 episodes" in printed(capsys, *words)
+        assert f"{aware}: 5 episodes" in printed(capsys, *words)
     assert snapshot(folder) == before
 
 
-def test_a_run_is_exported_by_one_process_alone(finished: Finished, capsys: Capsys) -> None:
+def test_a_run_is_exported_by_one_process_alone(finished: Workspace, capsys: Capsys) -> None:
     before = snapshot(finished.root)
     words = ["run", *TINY, "--episodes", "7", "--root", str(finished.root)]
-    with Workspace(finished.root).working_on(finished.run_id):
+    with finished.working_on(RUN_ID):
         assert "Another process works on this run" in refusal(capsys, *words, code=4)
     assert snapshot(finished.root) == before
 
 
 def test_a_run_with_bits_is_released_beside_its_fp32(
-    aware: tuple[Path, str, str], tmp_path: Path, capsys: Capsys
+    finished: Workspace, aware: str, tmp_path: Path, capsys: Capsys
 ) -> None:
-    root, plain_id, run_id = aware
-    workspace = Workspace(root)
-    artifact, fp32 = workspace.artifact(run_id, "qat_w4a4"), workspace.artifact(plain_id, "fp32")
+    artifact, fp32 = finished.artifact(aware, "qat_w4a4"), finished.artifact(RUN_ID, "fp32")
     for path in (artifact, sidecar_path(artifact), fp32):
         shutil.copy(path, tmp_path)
     gate = ["evaluate", str(tmp_path / artifact.name), "--episodes", "5", "--gate", "1000"]
     line = refusal(capsys, *gate, code=3)
     assert f"expected at {tmp_path.parent / 's0'}" in line
-    assert f"quarl export {plain_id} --schemes fp32" in line
+    assert f"quarl export {RUN_ID} --schemes fp32" in line
     shutil.copy(sidecar_path(fp32), tmp_path)
     printed(capsys, *gate)
     names = {path.name for path in tmp_path.glob("*.eval.json")}
@@ -154,7 +123,7 @@ def test_a_run_with_bits_is_released_beside_its_fp32(
 
 
 def test_a_run_with_bits_is_refused_beside_a_plain_one_of_other_settings(
-    finished: Finished, tmp_path: Path, capsys: Capsys
+    finished: Workspace, tmp_path: Path, capsys: Capsys
 ) -> None:
     preset = asdict(samples.PRESET) | {"learning_rate": 0.5}
     file = samples.write_presets(tmp_path / "own.yaml", "dqn", "CartPole-v1", preset)
@@ -178,7 +147,7 @@ def test_dry_run_names_every_file_and_makes_none(tmp_path: Path, capsys: Capsys)
     assert not root.exists()
 
 
-def test_a_dry_run_leaves_out_what_is_done(finished: Finished, capsys: Capsys) -> None:
+def test_a_dry_run_leaves_out_what_is_done(finished: Workspace, capsys: Capsys) -> None:
     words = ["run", *TINY, *SCHEMES, "--dry-run", "--root", str(finished.root), "--episodes"]
     assert printed(capsys, *words, "5").split()[0] == "report"
     lines = printed(capsys, *words, "500").splitlines()
@@ -250,54 +219,38 @@ def test_a_folder_that_cannot_be_written_is_named_first(tmp_path: Path, capsys: 
     assert blocked.read_text() == "not a folder"
 
 
-def test_gate_lets_a_scheme_pass_or_exits_with_3(loose: Path, capsys: Capsys) -> None:
-    for path in loose.glob("*.eval.json"):
-        path.unlink()
-    gate = ["evaluate", str(loose / "int8.tflite"), "--episodes", "5", "--gate"]
-    assert verbs.main([*gate, "1000"]) == 0
-    # The reference beside it was evaluated with it.
-    reference = Evaluation.load(loose / "fp32.eval.json")
-    played = Evaluation.load(loose / "int8.eval.json")
-    assert played.reference_sha256 == reference.artifact_sha256
-    assert played.agreement is not None
-    for shares, confident, code in (
-        ([0.95] * 5, [], 0),
-        # A mean loss of 6 %, which five episodes do not hold within 10 %.
-        ([1, 0.85, 1, 0.85, 1], [], 0),
-        ([1, 0.85, 1, 0.85, 1], ["--confident"], 3),
-        ([0.8] * 5, [], 3),
-        # Five equal ones have no interval.
-        ([1] * 5, ["--confident"], 3),
-    ):
-        returns = [value * share for value, share in zip(reference.returns, shares, strict=True)]
-        replace(played, returns=returns).save(loose / "int8.eval.json")
-        assert verbs.main([*gate, "10", *confident]) == code
-        assert ("int8" in (error := capsys.readouterr().err)) == (code == 3)
-        assert ("no interval" in error) == (shares == [1] * 5)
-        assert "inf %" not in error
-
-
-def test_gate_is_held_by_results_of_its_kind(
-    artifacts: Artifacts, tmp_path: Path, capsys: Capsys
+def test_gate_lets_a_scheme_pass_by_results_of_its_kind_or_exits_with_3(
+    tmp_path: Path, capsys: Capsys
 ) -> None:
-    run = Run("ppo", "CartPole-v1", 0)
-    described = {"run": run.to_dict(), "run_id": run.run_id, "head": "logits"}
-    described["preset"] = asdict(presets.load("ppo", "CartPole-v1"))
-    for name, scheme in (("balancer", "fp32"), ("balancer_int8", "int8")):
-        artifact = Workspace(tmp_path).artifact(run.run_id, scheme)
-        write_flatbuffer(artifact, artifacts[name].read_bytes(), scheme=scheme, **described)
-    evaluate = ["evaluate", str(artifact), "--episodes", "4"]
-    assert verbs.main(evaluate) == verbs.main([*evaluate, "--sample"]) == 0
-    gate = [*evaluate, "--gate", "10"]
-    for shares, codes in (((0.95, 0.8), (0, 3)), ((0.8, 0.95), (3, 0))):
-        # Let int8 earn this share of what fp32 earned.
-        for share, chance in zip(shares, (GREEDY, Chance("sampled")), strict=True):
+    for scheme in ("fp32", "int8"):
+        artifact = copied(MODELS / f"CartPole-v1/ppo/s0/{scheme}.tflite", tmp_path)
+    gate = ["evaluate", str(artifact), "--episodes", "5", "--gate"]
+    assert verbs.main([*gate, "1000"]) == verbs.main([*gate, "1000", "--sample"]) == 0
+    for greedy, sampled, options, code in (
+        ([0.95] * 5, [0.8] * 5, [], 0),
+        ([0.95] * 5, [0.8] * 5, ["--sample"], 3),
+        ([0.8] * 5, [0.95] * 5, [], 3),
+        ([0.8] * 5, [0.95] * 5, ["--sample"], 0),
+        # A mean loss of 6 %, which five episodes do not hold within 10 %.
+        ([1, 0.85, 1, 0.85, 1], [1] * 5, [], 0),
+        ([1, 0.85, 1, 0.85, 1], [1] * 5, ["--confident"], 3),
+        # Five equal ones have no interval.
+        ([1] * 5, [1] * 5, ["--confident"], 3),
+    ):
+        for shares, chance in ((greedy, GREEDY), (sampled, Chance("sampled"))):
             path = evaluation_path(artifact, chance)
-            fp32 = Evaluation.load(evaluation_path(artifact.with_name("fp32.tflite"), chance))
-            returns = [share * value for value in fp32.returns]
-            replace(Evaluation.load(path), returns=returns).save(path)
-        assert (verbs.main(gate), verbs.main([*gate, "--sample"])) == codes
-        assert "Received: int8 20.00 %" in capsys.readouterr().err
+            # The reference beside it was evaluated with it.
+            fp32 = Evaluation.load(path.with_name(path.name.replace("int8", "fp32")))
+            int8 = Evaluation.load(path)
+            assert int8.reference_sha256 == fp32.artifact_sha256
+            assert int8.agreement is not None
+            returns = [value * share for value, share in zip(fp32.returns, shares, strict=True)]
+            replace(int8, returns=returns).save(path)
+        assert verbs.main([*gate, "10", *options]) == code
+        assert ("int8" in (error := capsys.readouterr().err)) == (code == 3)
+        assert ("Received: int8 20.00 %" in error) == (code == 3 and options != ["--confident"])
+        assert ("no interval" in error) == (greedy == [1] * 5)
+        assert "inf %" not in error
 
 
 def test_slow_precision_is_told_of(capsys: Capsys, monkeypatch: Patch, tmp_path: Path) -> None:
@@ -316,9 +269,9 @@ def test_slow_precision_is_told_of(capsys: Capsys, monkeypatch: Patch, tmp_path:
         assert ("slower in it than in float32; to train in float32 give" in line) == told
 
 
-def test_a_damaged_curve_and_what_a_killed_end_has_left_are_put_right(finished: Finished) -> None:
-    root, run_id = finished
-    copy, checkpoints = finished.artifacts / "progress.csv", root / "runs" / run_id / "checkpoints"
+def test_a_damaged_curve_and_what_a_killed_end_has_left_are_put_right(finished: Workspace) -> None:
+    root, copy = finished.root, finished.artifact_dir(RUN_ID) / "progress.csv"
+    checkpoints = finished.run_dir(RUN_ID) / "checkpoints"
     content = copy.read_bytes()
     copy.write_text("step\nnonsense")
     checkpoints.mkdir()
@@ -329,7 +282,10 @@ def test_a_damaged_curve_and_what_a_killed_end_has_left_are_put_right(finished: 
     assert not checkpoints.exists()
 
 
-def test_inspect_tells_contents_and_mismatch(loose: Path, capsys: Capsys) -> None:
+def test_inspect_tells_contents_and_mismatch(
+    finished: Workspace, tmp_path: Path, capsys: Capsys
+) -> None:
+    loose = Path(shutil.copytree(finished.artifact_dir(RUN_ID), tmp_path / "loose"))
     artifact = loose / "int8.tflite"
     for text in ("FULLY_CONNECTED int8", Sidecar.load(sidecar_path(artifact)).sha256, "not match"):
         if text == "not match":
@@ -342,14 +298,14 @@ def test_inspect_tells_contents_and_mismatch(loose: Path, capsys: Capsys) -> Non
 
 
 def test_list_shows_presets_and_runs(
-    finished: Finished, tmp_path: Path, capsys: Capsys, monkeypatch: Patch
+    finished: Workspace, tmp_path: Path, capsys: Capsys, monkeypatch: Patch
 ) -> None:
-    root, run_id = finished
+    root = finished.root
     monkeypatch.chdir(root)
     shutil.copytree(root / "tflite_models", tmp_path / "tflite_models")
     for folder, answer in ((root, "yes"), (tmp_path, "no")):
         output = printed(capsys, "list", "--root", str(folder))
-        assert re.search(rf"{run_id}\W+{answer}\W+2\W+2\W", output)
+        assert re.search(rf"{RUN_ID}\W+{answer}\W+2\W+2\W", output)
         assert "CartPole-v1" in output
         assert "qat_int8, qat_int4, and qat_wNaN for N = 2" in " ".join(output.split())
     # A damaged evaluation hides no policy.
@@ -359,16 +315,15 @@ def test_list_shows_presets_and_runs(
     assert "CartPole-v1/dqn/fp32" in printed(capsys, "list")
 
 
-def test_published_results_are_kept(finished: Finished, tmp_path: Path, capsys: Capsys) -> None:
-    root, run_id = finished
-    shutil.copytree(root / "tflite_models", tmp_path / "tflite_models")
+def test_published_results_are_kept(finished: Workspace, tmp_path: Path, capsys: Capsys) -> None:
+    shutil.copytree(finished.root / "tflite_models", tmp_path / "tflite_models")
     task = (*TINY, "--root", str(tmp_path))
     for words in (("train", *task), ("run", *task), ("train", *task, "--dry-run")):
         assert "elsewhere (--root DIR) or delete" in refusal(capsys, *words, code=1)
-    assert not (tmp_path / "runs" / run_id / "run.json").exists()
-    assert "train it first (quarl " in refusal(capsys, "export", run_id, *task[-2:], code=1)
+    assert not (tmp_path / "runs" / RUN_ID / "run.json").exists()
+    assert "train it first (quarl " in refusal(capsys, "export", RUN_ID, *task[-2:], code=1)
     # A reference may be deleted once evaluated.
-    Workspace(tmp_path).artifact(run_id, "fp32").unlink()
+    Workspace(tmp_path).artifact(RUN_ID, "fp32").unlink()
     assert verbs.main(["run", *task, "--bits", "3", "--dry-run"]) == 0
 
 
@@ -414,20 +369,20 @@ def test_what_is_not_there_is_named(tmp_path: Path, capsys: Capsys, monkeypatch:
 
 
 def test_a_report_that_lacks_a_result_says_so(
-    finished: Finished, tmp_path: Path, capsys: Capsys
+    finished: Workspace, tmp_path: Path, capsys: Capsys
 ) -> None:
-    artifact = finished.copied(tmp_path).artifact(finished.run_id, "int8")
-    artifact.with_suffix(".json").write_text("")
-    assert verbs.main(["report", finished.run_id, "--root", str(tmp_path)]) == 0
+    shutil.copytree(finished.root, tmp_path, dirs_exist_ok=True)
+    Workspace(tmp_path).artifact(RUN_ID, "int8").with_suffix(".json").write_text("")
+    assert verbs.main(["report", RUN_ID, "--root", str(tmp_path)]) == 0
     assert "experiments without a result: 1; " in capsys.readouterr().err
 
 
 def test_piped_output_has_paths_as_they_are(
-    finished: Finished, tmp_path: Path, capsys: Capsys
+    finished: Workspace, tmp_path: Path, capsys: Capsys
 ) -> None:
     # Longer than a line, and with what Rich would take for a colour.
     root = tmp_path / "[red]" / ("long" * 40)
-    artifact = Path(shutil.copytree(finished.artifacts, root)) / "int8.tflite"
+    artifact = Path(shutil.copytree(finished.artifact_dir(RUN_ID), root)) / "int8.tflite"
     assert printed(capsys, "inspect", str(artifact)).startswith(f"{artifact}\n")
     empty = root / "empty"
     assert f"no runs in {empty}\n" in printed(capsys, "list", "--root", str(empty))
@@ -442,9 +397,9 @@ def test_without_a_terminal_long_work_says_how_far(capsys: Capsys, monkeypatch: 
 
 
 def test_narrow_terminals_cut_no_number(
-    finished: Finished, capsys: Capsys, monkeypatch: Patch
+    finished: Workspace, capsys: Capsys, monkeypatch: Patch
 ) -> None:
-    paths = [str(finished.artifacts / f"{name}.tflite") for name in ("fp32", "int8")]
+    paths = [str(finished.artifact(RUN_ID, name)) for name in ("fp32", "int8")]
     for width in (80, 130):
         monkeypatch.setattr(verbs, "_console", Console(width=width))
         output = printed(capsys, "evaluate", *paths, "--episodes", "5")

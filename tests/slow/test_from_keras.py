@@ -1,13 +1,11 @@
 """Policies of Keras are adopted: files of Keras 3 and 2 in safe mode, a SavedModel if trusted."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from samples import Capsys, refusal
+from samples import Capsys, python, refusal
 
 from quarl_tf.cli import main
 from quarl_tf.runtime.policy import Policy
@@ -54,8 +52,7 @@ def models(kept_pool: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """Return a folder of Keras's files; whatever is adopted from them is in one process."""
     folder = tmp_path_factory.mktemp("keras")
     for version in "32":
-        words = [sys.executable, "-c", _SAVE, version]
-        subprocess.run(words, cwd=folder, check=True, capture_output=True)
+        python("-c", _SAVE, version, cwd=folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         yield folder

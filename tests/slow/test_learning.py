@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from samples import Patch, register, silent, write_presets
+from samples import silent, write_presets
 
 from quarl_tf import agents, environments, networks, presets
 from quarl_tf.cli import verbs
@@ -57,10 +57,8 @@ class Approach(gym.Env[Any, Any]):
         return np.array([self.place], np.float32), -abs(self.place), False, False, {}
 
 
-@pytest.fixture(autouse=True)
-def tasks(monkeypatch: Patch) -> None:
-    register(monkeypatch, "Corridor-v0", Corridor, max_episode_steps=40)
-    register(monkeypatch, "Approach-v0", Approach, max_episode_steps=10)
+gym.register("Corridor-v0", Corridor, max_episode_steps=40)
+gym.register("Approach-v0", Approach, max_episode_steps=10)
 
 
 _COMMON: dict[str, Any] = {"steps": 3000, "num_envs": 4, "network": [32], "discount": 0.95}
@@ -157,13 +155,8 @@ ENVIRONMENTS: dict[str, tuple[Any, ...]] = {
         lambda action, target: 1 - np.abs(action - target).mean(),
     ),
 }
-
-
-@pytest.fixture(autouse=True)
-def registered(monkeypatch: Patch) -> None:
-    for name, parts in ENVIRONMENTS.items():
-        register(monkeypatch, name, partial(Copying, *parts), max_episode_steps=20)
-
+for _name, _parts in ENVIRONMENTS.items():
+    gym.register(_name, partial(Copying, *_parts), max_episode_steps=20)
 
 SHORT = {"steps": 4096, "evaluation_every": 2048, "evaluation_episodes": 8, "discount": 0.1}
 PPO = {"epochs": 10, "learning_rate": 0.01}

@@ -1,14 +1,13 @@
 """A training resumes after an interruption, or elsewhere as a run of its own."""
 
 import shlex
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from samples import Capsys, Patch, begun, products, refusal, refused, silent
+from samples import Capsys, Patch, begun, products, refusal, refused, silent, uncut_and_cut
 
 from quarl_tf import agents, environments, networks, pipeline, presets
 from quarl_tf.cli import verbs
@@ -78,13 +77,7 @@ def test_resumed_trainings_give_same_bytes(kind: str, tmp_path: Path, monkeypatc
 
 def cut_and_resumed(run: Run, preset: Any, folder: Path) -> Workspace:
     """Train without and with an interruption after the last checkpoint; return the former."""
-    uncut, cut = Workspace(folder / "uncut"), Workspace(folder / "cut")
-
-    def keep(step: int, steps: int, _: str) -> None:
-        if step >= steps:
-            shutil.copytree(uncut.root, cut.root)
-
-    train(uncut, run, keep, preset)
+    uncut, cut = uncut_and_cut(folder, run, preset)
     started: list[int] = []
     train(cut, run, lambda done, *_: started.append(done), preset)
     assert preset.checkpoint_every < started[0] < 0.8 * preset.steps

@@ -74,6 +74,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert children
+    deadline = time.monotonic() + 5  # A job takes longer.
     while any(map(_alive, children)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(_alive, children)), "workers outlive their parent"

@@ -313,12 +313,12 @@ def test_a_window_shows_every_step_and_can_be_closed(shots: list[Any], monkeypat
     assert "quarl record" in refused(video.watch, scene)
 
 
-def test_what_cannot_be_shown_is_refused(broken_reward: str) -> None:
+def test_what_cannot_be_shown_is_refused() -> None:
     for policies, seed, steps, received in (
         ([balancing()], -1, 5, "seed=-1, max_steps=5"),
         ([balancing()], 0, 0, "seed=0, max_steps=0"),
         ([balancing(), acting(0, "LunarLander-v3")], 0, 5, "['CartPole-v1', 'LunarLander-v3']"),
-        ([acting(0, broken_reward)], 0, 5, "draws nothing"),
+        ([acting(0, "BrokenReward-v0")], 0, 5, "draws nothing"),
     ):
         assert received in refused(video.scene, policies, seed, steps)
 

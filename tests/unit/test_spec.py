@@ -179,7 +179,7 @@ def test_presets_say_what_is_usual_for_an_algorithm() -> None:
         return schedule.ranges, schedule.gradient
 
     assert usual("dqn") == ("following", "straight_through")
-    assert usual("ddpg") == ("extremes", "clipped")
+    assert usual("ddpg") == ("following", "clipped")
     assert usual("ppo") == usual("a2c") == ("extremes", "straight_through")
     assert usual("dqn", ranges="moving_average") == ("moving_average", "straight_through")
     assert usual("dqn", rule="paper") == usual("ddpg", rule="paper") == usual("ppo")
@@ -191,8 +191,11 @@ def test_a_quantisation_is_exported_at_its_own_width(bits: int) -> None:
     native = ("qat_int8",) if bits == 8 else ()
     usual = spec.default_schemes(quantised(bits=bits))
     assert usual == (*native, f"qat_w{bits}a{bits}")
-    # Its library is an extra, so it is made only when asked for.
+    # It saves storage alone, so it is made only when asked for.
     assert spec.possible_schemes(quantised(bits=bits)) == ("qat_int4",) * (bits <= 4) + usual
+    # Grids that int4 and integer kernels do not support.
+    assert spec.possible_schemes(quantised(bits=bits, rule="paper")) == usual[-1:]
+    assert spec.default_schemes(quantised(bits=bits, edge_bits=7)) == usual[-1:]
 
 
 NAMES = (
