@@ -92,7 +92,7 @@ class Agent(ABC):
         """Act by the current weights from now on."""
 
     def forget(self) -> None:  # noqa: B027
-        """Free the memory of all stored observations; nothing can be learned afterwards."""
+        """Free the memory of a replay; nothing can be learned afterwards."""
 
     def start_from(self, weights: Weights, count: int) -> None:
         """Start from a trained network, whose normaliser has seen `count` observations."""

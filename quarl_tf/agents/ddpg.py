@@ -75,6 +75,7 @@ def build(spec: EnvSpec, preset: DdpgPreset, seed: int, prepare: Change) -> OffP
     def actor_loss(batch: Any) -> Any:
         return agent.actor_loss(batch.time_step, training=True)
 
+    # The loss of the critic is reported; the actor, which is exported, comes last.
     steps = [
         (critic_loss, critic, gradient_step(critic, preset.critic_learning_rate)),
         (actor_loss, actor, gradient_step(actor, preset.learning_rate)),

@@ -21,7 +21,7 @@ from quarl_tf.evaluation.shelf import Entry, Outcome
 from quarl_tf.export.boards import Fit
 from quarl_tf.foundation.errors import GateError, QuarlError
 from quarl_tf.foundation.files import sha256
-from quarl_tf.runtime.flatbuffer import FLOAT_FILE, FlatbufferAudit
+from quarl_tf.runtime.flatbuffer import FLOAT_TYPES, FlatbufferAudit
 from quarl_tf.spec import BASELINE, REFERENCE, Run
 from quarl_tf.store import state
 from quarl_tf.store.records import Evaluation, Sidecar
@@ -122,7 +122,7 @@ def content_table(artifact: Path, audit: FlatbufferAudit) -> Table:
     table.add_row("operators", escape("\n".join(audit.operators)))
     table.add_row("tensors", ", ".join(f"{n} {t}" for t, n in audit.tensor_dtypes.items()))
     table.add_row("weights", ", ".join(f"{n:,} {t}" for t, n in audit.weight_dtypes.items()))
-    for name, value in _provenance(artifact, is_float=audit.weight_dtypes.keys() <= FLOAT_FILE):
+    for name, value in _provenance(artifact, is_float=audit.weight_dtypes.keys() <= FLOAT_TYPES):
         table.add_row(name, escape(value))
     return table
 

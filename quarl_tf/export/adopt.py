@@ -195,7 +195,7 @@ def _require_interface(audit: FlatbufferAudit, spec: EnvSpec, env_id: str) -> No
             f"A policy for {env_id} has one input, {expected[0]}, and one output, {expected[1]}. "
             f"Received: input {received[0]}; output {received[1]}"
         )
-    if other_dtypes := sorted(audit.weight_dtypes.keys() - flatbuffer.FLOAT_FILE):
+    if other_dtypes := sorted(audit.weight_dtypes.keys() - flatbuffer.FLOAT_TYPES):
         raise UsageError(
             "A policy is adopted in floats; convert it without quantisation. "
             f"Received: constants of {', '.join(other_dtypes)}"

@@ -84,8 +84,8 @@ class TrainedNetwork:
 
     def export(self, scheme: Scheme) -> None:
         """Export it in a possible scheme; a QuarlError where a flatbuffer is not its network."""
-        convert = _convert_aware if scheme.aware else _convert_float
-        content, expected = convert(self, scheme)
+        make = _convert_aware if scheme.aware else _convert_float
+        content, expected = make(self, scheme)
         policy = Policy(content, _describe(self, scheme, content))
         sidecar = replace(policy.sidecar, check=_compare(policy, expected, self.observations))
         if scheme.post_training:
@@ -169,9 +169,9 @@ def _convert_aware(training: TrainedNetwork, scheme: Scheme) -> tuple[bytes, ker
 
     network, quantization = training.network(training.weights), training.run.quantization
     content = training.convert(qat.exported(network, rounded=scheme.name != "qat_int8"))
-    store = {"qat_int8": integer.trained, "qat_int4": int4.pack}.get(scheme.name)
-    if store is not None and quantization is not None:
-        content = store(content, quantization.recipe, qat.grids(network))
+    write = {"qat_int8": integer.trained, "qat_int4": int4.pack}.get(scheme.name)
+    if write is not None and quantization is not None:
+        content = write(content, quantization.recipe, qat.grids(network))
     return content, networks.acting(training.network(training.weights))
 
 

@@ -111,12 +111,18 @@ class Graph:
         return np.frombuffer(bytes(data), np.float32).reshape(shape)
 
     def kernel_and_bias(self, layer: Any) -> tuple[Array | None, Array | None]:
-        """Return the float32 constants of a layer; None for what is missing or no such kernel."""
+        """Return the float32 kernel and bias of a layer; None for a computed kernel and no bias.
+
+        A QuarlError for a computed bias, which would be lost.
+        """
         indices = [*layer.inputs, -1][1:3]
         kernel, bias = map(self.constant, indices)
         if bias is None and indices[1] >= 0:
             name = self.tensors[indices[1]].name.decode()
-            raise QuarlError(f"A layer's bias is a float32 constant here. Received: {name}")
+            raise QuarlError(
+                "Layers are rewritten where their bias is a float32 constant; convert it so, or "
+                f"name other schemes. Received: bias={name!r}"
+            )
         return kernel, bias
 
     def set_constant(self, index: int, values: Array) -> None:

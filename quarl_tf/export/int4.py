@@ -7,50 +7,56 @@ saves size and not time.
 """
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
 from quarl_tf.export.graph import INT4, Graph
 from quarl_tf.export.integer import coded
+from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.quantization.grid import Array, Grid
-from quarl_tf.spec import INT4_BITS, Recipe
+from quarl_tf.spec import INT4_BITS, Recipe, TensorFormat
+
+#: Largest error of a weight that rounding explains, as a share of the step.
+_ROUNDING = 1e-3
 
 
 def pack(content: bytes, recipe: Recipe, grids: Sequence[Mapping[str, Grid]]) -> bytes:
     """Return a float flatbuffer with its kernels as integers on the grids of its training.
 
-    The grids are symmetric, in the order of `integer.trained`.
+    The grids are symmetric, in the order of `integer.trained`. A QuarlError where a kernel is on
+    none.
     """
-    graph, factor = Graph(content), 1 / 255
-    layers = iter(graph.layers().items())
-    for grid in grids:
-        if "kernel" in grid:
-            _pack_kernel(graph, *next(layers), recipe, grid["kernel"].step, factor)
-        factor = float(grid["output"].step)
+    graph = Graph(content)
+    # What scales the input of a layer; bytes have no grid.
+    factors = [1 / 255, *(float(grid["output"].step) for grid in grids)]
+    pairs = zip(grids, factors, strict=False)
+    kernels = [(grid["kernel"].step, factor) for grid, factor in pairs if "kernel" in grid]
+    for (name, layer), (step, factor) in zip(graph.layers().items(), kernels, strict=True):
+        form: Any = recipe.of(name).weights
+        _pack_kernel(graph, layer, form, np.asarray(step, np.float64), factor)
     return graph.pack()
 
 
-def _pack_kernel(
-    graph: Graph, name: str, layer: Any, recipe: Recipe, step: Array, factor: float
-) -> None:
-    """Store a kernel as integers.
-
-    The converter may have moved the `factor` that scales the layer's input into the kernel.
-    """
+def _pack_kernel(graph: Graph, layer: Any, form: TensorFormat, step: Array, factor: float) -> None:
+    """Store a kernel as integers; the converter may have moved the input's factor into it."""
     kernel: Any = graph.constant(layer.inputs[1])
-    form: Any = recipe.of(name).weights
-    candidates = [np.asarray(step, np.float64) * f for f in (1.0, factor)]
-    codes, steps = min(
-        ((coded(kernel, steps), steps) for steps in candidates),
-        key=lambda pair: np.abs((pair[0].T * pair[1]).T - kernel).max(),
-    )
-    values = codes.astype(np.int8)
-    index = graph.add_integers(layer.inputs[1], np.int8, steps, 0, values)
+    last_code, options = form.steps // 2, []
+    for steps in (step, step * factor):
+        # Without the clip, a finer grid could contain the kernel's.
+        codes = np.clip(coded(kernel, steps), -last_code, last_code).astype(np.int8)
+        error = np.abs((codes.T * steps).T - kernel).max() / steps.max()
+        options.append((float(error), steps, codes))
+    error, steps, codes = min(options, key=itemgetter(0))
+    if error > _ROUNDING:
+        name = graph.tensors[layer.inputs[1]].name.decode()
+        raise QuarlError(f"A kernel is on no grid of few codes; use qat_wNaN. Received: {name=}")
+    index = graph.add_integers(layer.inputs[1], np.int8, steps, 0, codes)
     if form.bits <= INT4_BITS:  # Two in a byte, the first in its lower half.
-        pairs = np.resize(values, (-(-values.size // 2), 2))
+        halves = np.resize(codes, (-(-codes.size // 2), 2))
         graph.tensors[index].type = INT4
-        graph.set_constant(index, pairs[:, 0] & 15 | pairs[:, 1] << 4)
+        graph.set_constant(index, halves[:, 0] & 15 | halves[:, 1] << 4)
     floats = graph.add(layer.inputs[1], b"_float")
     dequantize = graph.operator("DEQUANTIZE", [index], [floats])
     graph.operators.insert(graph.operators.index(layer), dequantize)

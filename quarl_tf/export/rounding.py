@@ -23,8 +23,10 @@ def round_kernel(
     The bias absorbs the mean error (Nagel et al., arXiv 1906.04721, section 4.2). Other formats
     change nothing and give None.
     """
+    if form is None or form.rounding != "gptq":
+        return None
     kernel, bias = graph.kernel_and_bias(layer)
-    if kernel is None or form is None or form.rounding != "gptq":
+    if kernel is None:
         return None
     inputs, weights = kernel_inputs(graph, layer, observations), kernel.reshape(len(kernel), -1)
     rounded, grid = gptq(weights, inputs, form)

@@ -76,6 +76,8 @@ def frozen_grid(low: Array, high: Array, form: TensorFormat) -> Grid:
 def snap(values: Array, grid: Grid, form: TensorFormat, library: Any = np) -> Array:
     """Round values to a grid, with the elementary operations of NumPy or of TensorFlow.
 
+    The grid is of arrays, but of tensors where it rounds down.
+
     The order of operations is that of TensorFlow's `fake_quant_with_min_max_vars`, and so are the
     results in float32, except halfway between two codes.
     """
@@ -86,7 +88,7 @@ def snap(values: Array, grid: Grid, form: TensorFormat, library: Any = np) -> Ar
     else:
         inverse = 1 / step
         # Codes are counted from that of 0, so that 0 stays exactly 0.
-        zero = np.floor(-low * inverse + np.float32(0.5))
+        zero = np.floor(-low * inverse + 0.5)
         rounded = library.floor((clipped - low) * inverse - zero + 0.5) * step
     return rounded
 

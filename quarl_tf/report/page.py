@@ -87,7 +87,7 @@ def provenance(results: Sequence[Result]) -> dict[str, dict[str, list[str]]]:
 
 
 def number_text(value: float | None, unit: str = "") -> str:
-    """Format a return or a latency to about three digits; None is a dash."""
+    """Format a return or a latency with decimals below 1000; None is a dash."""
     if value is None:
         return _UNKNOWN
     if value == 0:

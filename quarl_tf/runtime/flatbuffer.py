@@ -27,7 +27,7 @@ IDENTIFIER = b"TFL3"
 WEIGHTED = {"FULLY_CONNECTED", "CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV"}
 
 #: Types of the constants of a float flatbuffer; integers are shapes and axes.
-FLOAT_FILE = {"float32", "float16", "int32", "int64", "bool"}
+FLOAT_TYPES = {"float32", "float16", "int32", "int64", "bool"}
 
 #: Types of weights that can be decoded.
 _DECODABLE = {"float32", "float16", "int8", "int4"}

@@ -378,8 +378,13 @@ class RayEngine:
 
         `gather_in` is the workspace's root where nodes have separate folders.
         """
-        import ray
-
+        try:
+            import ray
+        except ImportError as error:
+            raise QuarlError(
+                "A study on a cluster needs Ray; install it on every node, in the folder of "
+                f"quarl_tf: pip install '.[cluster]'. Received: {error}"
+            ) from error
         self._ray, self._running = ray, dict[Any, Job]()
         self.slots = sys.maxsize  # Ray queues the tasks.
         environment = {"env_vars": {"PYTHONPATH": import_path()}}

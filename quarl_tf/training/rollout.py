@@ -42,7 +42,7 @@ def rollout(envs: VectorEnv, act: Act, seed: int, keep: int = 0) -> Rollout:
         if not playing.any():
             break
     for number, episode_return in enumerate(returns.tolist()):
-        environments.require_finite(episode_return, f"seed={seed + number}")
+        environments.require_finite(episode_return, f"seed={seed}, environment={number}")
     return Rollout(returns.tolist(), sample.observations())
 
 

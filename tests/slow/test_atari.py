@@ -12,7 +12,7 @@ import pytest
 from ale_py import roms
 
 from quarl_tf.environments import GAME_OVER, RAW_REWARD, START, make, make_vector
-from quarl_tf.environments.atari import _Games
+from quarl_tf.environments.atari import _life_lost
 
 #: Two games with lives and their actions; Ms. Pac-Man has no FIRE.
 BREAKOUT, MS_PACMAN = "BreakoutNoFrameskip-v4", "MsPacmanNoFrameskip-v4"
@@ -138,74 +138,29 @@ def test_games_follow_the_protocol(env_id: str, plays: Any) -> None:
     assert ended
 
 
-class Scripted(gym.vector.VectorEnv[Any, Any, Any]):
-    """Stands for ale-py's vector: has scripted rewards and lives, and records actions."""
-
-    #: (reward, lives, terminated): a life is lost; the game stays at 0 lives, ends and restarts.
-    script = (
-        *[(5, 3, False), (7, 2, False), (9, 2, False), (0, 2, False), (2, 2, False)],
-        *[(-3, 0, False), (0, 0, True), (0, 3, False), (4, 3, False), (0, 3, False)],
-        (-4, 3, False),
-    )
-
-    def __init__(self, opening: int) -> None:
-        self.num_envs, self.opening = 1, opening
-        self.actions: list[int] = []
-
-    def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
-        self.remaining = iter([(0, 3, False)] * self.opening + list(self.script))
-        self.frame = 0
-        return self.planes(), {"lives": np.array([3])}
-
-    def planes(self) -> np.ndarray:
-        """Return the last four frames, each of which shows its number from 101 on."""
-        self.frame += 1
-        numbers = self.frame + np.arange(97, 101).reshape(1, 4, 1, 1)
-        return np.broadcast_to(numbers, (1, 4, 84, 84)).astype(np.uint8)
-
-    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        self.actions += actions.tolist()
-        reward, lives, terminated = ([value] for value in next(self.remaining))
-        ends = np.array(terminated), np.array([False])
-        return self.planes(), np.array(reward, np.int32), *ends, {"lives": np.array(lives)}
-
-
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize(
-    ("expected", "ends", "frames"),
-    [
-        ([NOOP, FIRE, 2], [1, 2, 3, 6, 7, 8], [1, 2, 3, 1, 1, 1, 2, 3, 1, 1, 1, 2]),
-        ([NOOP], [1, 6], [1, 2, 3, 1, 2, 3, 4, 4, 1, 2, 3, 4]),  # A game without FIRE.
-    ],
-)
-def test_ticks_after_a_lost_life_act_as_a_reset(
-    training: bool, expected: list[int], ends: list[int], frames: list[int]
-) -> None:
-    opening = expected[1:]
-    envs = _Games(Scripted(len(opening)), tuple(opening), training=training)
-    first, _ = envs.reset()
-    ticks = [envs.step(np.array([8])) for _ in Scripted.script]
-    actions = [8] * 11
-    for start in (2, 7):
-        actions[start : start + len(expected)] = expected
-    assert envs.unwrapped.actions == opening + actions
-    # Frames of a life that is over, or of forced steps, are not shown.
-    stacks = [first, *(tick[0] for tick in ticks)]
-    assert [np.count_nonzero(stack[0, 0, 0]) for stack in stacks] == frames
-    rewards = raw = [reward for reward, *_ in Scripted.script]
-    if training:
-        # Forced actions earn nothing.
-        rewards = [int(np.sign(r)) if a == 8 else 0 for r, a in zip(raw, actions, strict=True)]
-        assert [info[RAW_REWARD][0] for *_, info in ticks] == raw
-        assert [info[GAME_OVER][0] for *_, info in ticks] == [i == 6 for i in range(11)]
-    assert [tick[1][0] for tick in ticks] == rewards
-    assert [i for i, tick in enumerate(ticks) if tick[2][0]] == (ends if training else [6])
+@pytest.mark.parametrize("env_id", GAMES)
+def test_trainings_clip_rewards_and_end_an_episode_with_each_life(env_id: str) -> None:
+    vectors = make_vector(env_id, 2), make_vector(env_id, 2, training=True)
+    random, forced_steps = np.random.default_rng(0), 3 if env_id == BREAKOUT else 1
     # A reset forgets a life lost just before it.
-    for _ in range(2):
-        envs.reset()
-        envs.step(np.array([8]))
-        envs.step(np.array([8]))
-    assert envs.unwrapped.actions[len(opening) + 11 :] == [*opening, 8, 8] * 2
+    for plays_on in (False, True):
+        (_, info), _ = (envs.reset(seed=3) for envs in vectors)
+        forced, games = np.zeros(2, int), 0
+        while games < 2 if plays_on else not forced.any():
+            actions, lives = random.integers(GAMES[env_id], size=2), info["lives"]
+            ticks = [envs.step(actions) for envs in vectors]
+            (frames, raw, over, _, info), (seen, rewards, ends, _, told) = ticks
+            np.testing.assert_array_equal(seen, frames)
+            np.testing.assert_array_equal(told[RAW_REWARD], raw)
+            np.testing.assert_array_equal(told[GAME_OVER], over)
+            # Forced actions earn nothing.
+            np.testing.assert_array_equal(rewards, np.where(forced > 0, 0, np.sign(raw)))
+            lost = over | ((info["lives"] > 0) & (info["lives"] < lives))
+            forced = np.where(lost, forced_steps, np.maximum(forced - 1, 0))
+            np.testing.assert_array_equal(ends, forced > 0)
+            games += over.sum()
+    # Some games stay at 0 lives before they end, where none is lost.
+    assert not _life_lost(np.array([1]), np.array([0])).any()
 
 
 def test_games_from_one_start_are_equal() -> None:

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import compiled
 import numpy as np
-import pytest
 from samples import MODELS, copied, observed
 
 PONG = MODELS / "PongNoFrameskip-v4"
@@ -14,6 +13,8 @@ def test_policies_of_images_in_500_states(tmp_path: Path) -> None:
     artifact = copied(PONG / "dqn/s0-e062e97a/int8.tflite", tmp_path)
     observations = observed("PongNoFrameskip-v4", 4, 124)
     compiled.check(artifact, observations)
+    # Undefined behaviour ends the program.
+    compiled.run(artifact, observations[:100], compiled.SANITIZED)
     fixed_heads = compiled.run(artifact, observations[:100], fixed=True)[0] / 65536
     reference_heads = compiled.reference_heads(artifact, observations[:100])
     np.testing.assert_allclose(fixed_heads, reference_heads, atol=2 / 65536)
@@ -26,13 +27,6 @@ def grey_squares() -> np.ndarray:
     return squares.astype(np.uint8)
 
 
-@pytest.mark.parametrize(
-    ("name", "flags"),
-    [
-        ("dqn/s0-e062e97a/int8", compiled.SANITIZED),
-        ("ppo/s0-cc080679-q8d1000000-0d58268f/qat_int8", compiled.STRICT),
-    ],
-)
-def test_heads_of_grey_squares(name: str, flags: tuple[str, ...], tmp_path: Path) -> None:
-    artifact = copied(PONG / f"{name}.tflite", tmp_path)
-    compiled.check(artifact, grey_squares(), flags)
+def test_heads_of_grey_squares(tmp_path: Path) -> None:
+    name = "ppo/s0-cc080679-q8d1000000-0d58268f/qat_int8.tflite"
+    compiled.check(copied(PONG / name, tmp_path), grey_squares())

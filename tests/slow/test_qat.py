@@ -216,7 +216,6 @@ FACTORIES: dict[str, Callable[[], keras.Model]] = {
     "tanh": partial(build_policy, VECTORS, Design(SMALL, 3, "tanh", 0.01), 0),
     "dueling": partial(build_policy, VECTORS, Design(SMALL, 3, dueling=True), 0),
     "deterministic": partial(build_actor, CONTROL, Design(SMALL, 2), 0),
-    "stochastic": partial(build_actor, CONTROL, Design(SMALL, 2, "tanh"), 0, stochastic=True),
     "images": partial(build_policy, IMAGES, Design(SMALL_OF_IMAGES, 3), 0),
 }
 
@@ -233,30 +232,6 @@ def frozen(name: str, quantization: Quantization) -> keras.Model:
     network = qat.quantized(network)
     qat.freeze(network)
     return network
-
-
-@pytest.mark.parametrize("options", [{}, {"learned_steps": True}], ids=str)
-@pytest.mark.parametrize("name", FACTORIES)
-def test_a_watched_network_is_the_plain_one(name: str, options: dict[str, Any]) -> None:
-    plain_network, network = FACTORIES[name](), watching(aware(2, **options))(FACTORIES[name]())
-    observations = observations_of(name)
-    for training_pass in (True, False):
-        heads = network(observations, training=training_pass).numpy()
-        np.testing.assert_array_equal(heads, plain_network(observations).numpy())
-    weights = networks.weights(network)
-    assert len(weights) == len(network.variables)  # No two have the same name.
-    plain_weights = networks.weights(plain_network)
-    np.testing.assert_equal({name: weights[name] for name in plain_weights}, plain_weights)
-
-    def gradients(model: keras.Model) -> dict[str, np.ndarray]:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(model(observations, training=True) ** 2)
-        variables = [v for v in model.trainable_variables if "log_deviation" not in v.name]
-        pairs = zip(variables, tape.gradient(loss, variables), strict=True)
-        return {v.name: g.numpy() for v, g in pairs if g.numpy().any()}
-
-    # Those of learned steps are 0.
-    np.testing.assert_equal(gradients(network), gradients(plain_network))
 
 
 def layers_of(network: keras.Model, name: str) -> dict[str, np.ndarray]:

@@ -9,12 +9,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -144,25 +142,6 @@ def test_results_stand_without_the_run_folders_as_in_a_fresh_clone(
     assert states(tmp_path, longer)[:4] == ["exported", "evaluated"] * 2
 
 
-def test_chance_is_in_the_evaluations_of_a_study_and_in_its_report(
-    finished: Finished, tmp_path: Path, capsys: Capsys
-) -> None:
-    _, root, _ = finished
-    shutil.copytree(root, tmp_path, dirs_exist_ok=True)
-    text = SOUND_STUDY.replace("seeds: [0, 1]\nbits: [2]", "seeds: [0]\nsample: true")
-    path = write_study(tmp_path, text)
-    words = [str(path), "--root", str(tmp_path)]
-    assert states(tmp_path, read(path)) == ["exported"] * 2
-    (command,) = printed(capsys, "study", "plan", *words, "--commands").splitlines()
-    assert "--sample" in command
-    assert verbs.main(shlex.split(command)[1:]) == 0
-    assert states(tmp_path, read(path)) == ["evaluated"] * 2
-    printed(capsys, "study", "report", *words)
-    results = json.loads((tmp_path / "reports/tiny/results.json").read_text())
-    assert [cell["protocol"]["actions"] for cell in results["cells"]] == ["sampled"]
-    assert not results["missing"]
-
-
 #: Used as Python: copies the results of a run instead of doing it, and notes start and end.
 _COPYING = """#!/bin/sh
 folder=$(dirname $(readlink /proc/$$/fd/1)); run=$(basename $folder)
@@ -224,7 +203,9 @@ def test_a_failure_is_taken_from_another_worker_and_tried_again_by_its_own(tmp_p
     assert [recorder.started for recorder in recorders] == [[], [run.run_id for run in runs]]
 
 
-def test_the_commands_of_a_study_do_it_plain_ones_first(finished: Finished, capsys: Capsys) -> None:
+def test_the_commands_of_a_study_do_it_plain_ones_first(
+    finished: Finished, tmp_path: Path, capsys: Capsys
+) -> None:
     path, root, _ = finished
     words = ["study", "plan", str(path), "--commands", "--root"]
     new_root = root / "new"
@@ -238,6 +219,9 @@ def test_the_commands_of_a_study_do_it_plain_ones_first(finished: Finished, caps
     capsys.readouterr()
     # The run that diverged, and the one that waits for it.
     assert len(printed(capsys, *words, str(root)).splitlines()) == 2
+    sampled = write_study(tmp_path, STUDY + "sample: true\n")
+    (command,) = engine.commands(Workspace(tmp_path), read(sampled))
+    assert "--sample" in shlex.split(command)
 
 
 class _Recorder:
@@ -280,26 +264,21 @@ def test_quantised_runs_wait_for_their_reference(tmp_path: Path) -> None:
     assert log.parent.name == plain_ids[0]
 
 
-def evaluated_elsewhere(monkeypatch: Patch, holds: Callable[[Status], object]) -> None:
-    """Let the states be as if all for which this holds were evaluated."""
-
-    def changed(*arguments: Any) -> list[Status]:
-        statuses = plan(*arguments)
-        return [replace(s, state=State.EVALUATED) if holds(s) else s for s in statuses]
-
-    monkeypatch.setattr(engine, "plan", changed)
-
-
 def test_a_failed_scheme_stops_no_run_whose_reference_is_there(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
     study = read(write_study(tmp_path, STUDY + "bits: [4]\n"))
     plain_id, aware_id = dict.fromkeys(run.run_id for run, _ in study.experiments())
     failing = _Recorder(1, plain_id)
-    started = failing.started
-    evaluated_elsewhere(
-        monkeypatch, lambda s: s.scheme.name == REFERENCE and s.run.run_id in started
-    )
+
+    def fp32_is_evaluated(*arguments: Any) -> list[Status]:
+        done = {(run_id, REFERENCE) for run_id in failing.started}
+        return [
+            replace(s, state=State.EVALUATED) if (s.run.run_id, s.scheme.name) in done else s
+            for s in plan(*arguments)
+        ]
+
+    monkeypatch.setattr(engine, "plan", fp32_is_evaluated)
     play(tmp_path, study, failing)
     assert failing.started == [plain_id, aware_id]
 
@@ -335,23 +314,6 @@ def test_no_training_starts_from_another_network_of_its_study(tmp_path: Path) ->
     assert failure_path(workspace, later).exists()
 
 
-def test_a_failure_is_on_record_before_its_claim_is_given_up(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
-    study = read(write_study(tmp_path, STUDY))
-    (run_id,) = dict.fromkeys(run.run_id for run, _ in study.experiments())
-    ending, claims = engine._ending, list[str]()
-
-    def recorded(job: engine.Job, code: int) -> str:
-        claims.extend(path.name for path in job.log.parent.glob("claim.*"))
-        return ending(job, code)
-
-    monkeypatch.setattr(engine, "_ending", recorded)
-    engine.run(Workspace(tmp_path), study, _Recorder(1, run_id), silent, silent, shard=(1, 1))
-    assert claims == ["claim.0"]
-    assert not list(tmp_path.glob("runs/*/claim.*"))
-
-
 def test_a_run_that_another_process_took_first_is_waited_for(tmp_path: Path) -> None:
     study = read(write_study(tmp_path, STUDY))
     (run_id,) = dict.fromkeys(run.run_id for run, _ in study.experiments())
@@ -373,25 +335,6 @@ def test_a_run_that_another_process_took_first_is_waited_for(tmp_path: Path) -> 
     assert started[:3] == [1] * 3
     assert recorder.started == [run_id] * 2
     assert said == [f"done      {run_id}"]
-
-
-def test_what_another_process_has_done_is_not_started(tmp_path: Path, monkeypatch: Patch) -> None:
-    study = read(write_study(tmp_path, STUDY.replace("[0]", "[0, 1]")))
-    first_id, second_id = dict.fromkeys(run.run_id for run, _ in study.experiments())
-    recorder = _Recorder(1)
-    # Another process ends the second run during the first.
-    evaluated_elsewhere(monkeypatch, lambda s: recorder.started and s.run.run_id == second_id)
-    play(tmp_path, study, recorder)
-    assert recorder.started == [first_id]
-
-
-def test_a_task_that_a_cluster_lost_says_why_in_its_log(tmp_path: Path) -> None:
-    cluster = object.__new__(engine.RayEngine)
-    cluster._ray = Mock(**{"get.side_effect": LookupError("the node died")})
-    cluster._ray.exceptions.RayError = LookupError
-    job = engine.Job("a", (), tmp_path / "run.log", None)
-    assert cluster._code(job, None) == 1
-    assert job.log.read_text() == "the node died\n"
 
 
 def test_a_job_on_a_node_of_its_own_works_on_its_own_files(tmp_path: Path) -> None:

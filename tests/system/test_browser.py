@@ -12,7 +12,6 @@ import pytest
 from samples import ROOT, published
 
 from quarl_tf import pipeline
-from quarl_tf.report import play
 
 #: For screenshots.
 SHOTS = ROOT / "build/browser"
@@ -22,17 +21,6 @@ FLAGS = [
     "--remote-debugging-pipe",
 ]
 ERRORS = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
-#: Draws each environment in a copy of an arena.
-DRAW_ALL = """const old = document.getElementById("play"), root = old.cloneNode(true);
-old.replaceWith(root);
-const place = root.querySelector(".arenas"), arena = place.firstElementChild;
-place.replaceChildren();
-for (const [id, state] of Object.entries(%s)) {
-  const copy = place.appendChild(arena.cloneNode(true)), { view } = TASKS[id];
-  copy.style.setProperty("--shape", (view[1] - view[0]) / (view[3] - view[2]));
-  copy.querySelector("small").textContent = id;
-  TASKS[id].draw(penOn(copy.querySelector("canvas"), view), state, [1]);
-}"""
 #: Waits for a condition; returns what the page shows then.
 UNTIL = """new Promise((resolve) => {
   const texts = (name) => [...document.querySelectorAll(name)].map((node) => node.textContent);
@@ -154,11 +142,4 @@ def test_other_environments_have_a_film(browser: Browser, tmp_path: Path) -> Non
         assert browser.run('document.querySelector("#play img").naturalWidth') > 300
         browser.shoot(SHOTS / f"film-{look}.png")
         assert browser.run("document.documentElement.scrollWidth <= innerWidth")
-    assert browser.events(*ERRORS) == []
-
-
-def test_every_environment_is_drawn(browser: Browser, tmp_path: Path) -> None:
-    browser.show(page_of("ppo-Acrobot-v1-s0", tmp_path), 1280, "light")
-    browser.run(DRAW_ALL % json.dumps({name: play.start(name, 0) for name in play.ENVIRONMENTS}))
-    browser.shoot(SHOTS / "all.png")
     assert browser.events(*ERRORS) == []

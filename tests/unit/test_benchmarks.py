@@ -1,7 +1,6 @@
 """How the benchmarks summarise what pages publish; nothing is timed."""
 
 import arm
-import mixed_precision
 import numpy as np
 import ours
 import peers
@@ -43,17 +42,6 @@ def test_the_floor_is_the_environment_and_then_the_arithmetic() -> None:
     # 1 / (1 / 1000 + 1 / 3000) is 750.
     assert line.startswith("| task | 300 [200, 400] | sb3 | 100 [100, 100] | 3.00 [2.00, 4.00] |")
     assert line.endswith("| 40 % | 1,000 [900, 2,000] | 3,000 |")
-
-
-def test_ratios_are_of_repetitions_side_by_side() -> None:
-    names = ("gradient_steps", "environment_steps", "peak_mib")
-    repetitions = [
-        {"float32": dict.fromkeys(names, full), "bfloat16": dict.fromkeys(names, mixed)}
-        for full, mixed in ((2, 3), (4, 5), (10, 20))
-    ]
-    summary = mixed_precision.summary(repetitions)
-    assert summary["bfloat16"]["peak_mib"] == 5
-    assert summary["gradient_steps_ratio"] == [1.5, 1.25, 2]
 
 
 def test_seconds_to_solve_are_compared_by_seed() -> None:

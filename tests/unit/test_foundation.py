@@ -200,11 +200,6 @@ def test_the_command_names_the_extra_that_is_not_installed(module: str, extra: s
     assert process.stderr.count("\n") == 1
 
 
-def test_importing_the_package_sets_nothing() -> None:
-    code = "import os; old = dict(os.environ); import quarl_tf; print(dict(os.environ) == old)"
-    assert printed_by(code) == "True\n"
-
-
 def test_keras_3_is_refused_in_one_line() -> None:
     keras = 'types.SimpleNamespace(__version__="3.9.1")'
     code = f'import sys, types; sys.modules["keras"] = {keras}; import quarl_tf.foundation.keras'

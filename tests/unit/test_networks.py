@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples import random_weights, refused
 
-from quarl_tf import networks, presets
+from quarl_tf import networks
 from quarl_tf.environments import EnvSpec
 from quarl_tf.foundation.keras import keras
 from quarl_tf.networks import Design, Weights, acting, build_actor, build_policy
 from quarl_tf.networks.inference import Snapshot, forward
 from quarl_tf.networks.normalizer import RunningStatistics
-from quarl_tf.spec.architectures import NAMED, Architecture, Convolution, architecture
+from quarl_tf.spec.architectures import Architecture, Convolution, architecture
 
 SPEC = EnvSpec((3,), "float32", 2)
 MLP = Design(architecture((5, 4)), 2)
@@ -236,9 +236,8 @@ def test_normaliser_cuts_off_at_five_deviations() -> None:
     assert np.abs(layer(np.full((1, 3), 7.001, np.float32)).numpy()).max() < 0.11
 
 
-#: What the papers say of Pong's networks, in millions of weights and biases, and of the others.
+#: What the papers say of Pong's networks, in millions of weights and biases.
 MILLIONS = {"nature": 1.69, "li": 0.68, "policy_a": 1.25, "policy_b": 19.5, "policy_c": 129}
-UNITS = {"policy_i": (64, 64, 64), "policy_ii": (256, 256, 256), "policy_iii": (4096, 512, 1024)}
 
 
 @pytest.mark.parametrize("name", MILLIONS)
@@ -252,20 +251,3 @@ def test_networks_for_images_are_those_of_the_papers(name: str) -> None:
         edge, maps = (edge - kernel) // stride + 1, filters
     count += (edge**2 * maps + 1) * units + (units + 1) * 6
     assert count / 1e6 == pytest.approx(MILLIONS[name], rel=5e-3)
-
-
-def test_networks_for_vectors_are_those_of_the_papers() -> None:
-    assert {name: NAMED[name] for name in NAMED if name not in MILLIONS} == {
-        name: Architecture(units) for name, units in UNITS.items()
-    }
-
-
-def test_presets_know_networks_by_name_and_by_list() -> None:
-    assert architecture([5, 4]) == architecture((5, 4)) == Architecture((5, 4), ())
-    pong = "PongNoFrameskip-v4"
-    assert presets.load("dqn", pong).architecture == NAMED["nature"]
-    assert presets.load("dqn", pong, {"network": "li"}).architecture == NAMED["li"]
-    flat = presets.load("dqn", pong, {"network": [7, 3], "precision": "float32"})
-    assert flat.architecture == Architecture((7, 3))
-    message = refused(presets.load, "dqn", pong, {"network": "Natur"}, code=2)
-    assert message.endswith("did you mean nature? Received: network='Natur'")

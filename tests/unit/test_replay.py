@@ -1,7 +1,6 @@
 """Sampled transitions are those that happened, their rewards summed by hand."""
 
 import itertools
-import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -158,17 +157,6 @@ def test_a_replay_too_small_to_draw_from_is_refused(spec: EnvSpec, least: int) -
     message = refused(Replay, spec, 2 * least - 1, 2, code=2)
     assert f"Received: {least - 1} of each of 2" in message
     Replay(spec, 2 * least, 2)
-
-
-def test_replay_of_atari_fits_into_memory() -> None:
-    spec = EnvSpec((84, 84, 4), "uint8", 6, frame_stack=4)
-    tracemalloc.start()
-    replay = Replay(spec, 100_000, 8)
-    allocated, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    # NumPy reports allocated memory, used or not.
-    assert 100_000 * 84 * 84 <= allocated < 1.05 * 100_000 * 84 * 84
-    assert len(replay) == 0
 
 
 def test_transitions_of_a_game_are_those_seen() -> None:

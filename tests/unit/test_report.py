@@ -3,7 +3,6 @@
 import csv
 import json
 import re
-import runpy
 import shlex
 import shutil
 from argparse import Namespace
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from samples import EVALUATION, ROOT, RUN, SIDECAR, Patch, refused, returns_of, write_study
+from samples import EVALUATION, RUN, SIDECAR, Patch, refused, returns_of, write_study
 
 from quarl_tf import pipeline, presets, study
 from quarl_tf.cli import arguments, summary
@@ -195,7 +194,7 @@ def test_the_page_loads_nothing_and_both_pages_show_every_result(single: Path) -
         assert "None" not in text
 
 
-def test_every_report_is_made_again_by_its_command(drawn: Workspace, monkeypatch: Patch) -> None:
+def test_a_report_needs_no_evaluated_flatbuffers(drawn: Workspace, monkeypatch: Patch) -> None:
     monkeypatch.setattr(flatbuffer, "weights", layers)
     run = add_run(drawn, schemes=["fp32", "int8"])
     command = {"command": f"quarl report {run.run_id}"}
@@ -203,21 +202,11 @@ def test_every_report_is_made_again_by_its_command(drawn: Workspace, monkeypatch
     figure = folder / "figures" / "weight_histograms.png"
     results = (folder / "results.json").read_bytes()
     assert figure.exists()
-    for scheme in ("fp32", "int8"):  # Once evaluated, they may be left out.
+    for scheme in ("fp32", "int8"):
         drawn.artifact(run.run_id, scheme).unlink()
     write(drawn, run, **command)
     assert (folder / "results.json").read_bytes() == results
     assert not figure.exists()
-    before = {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    for name in ("index.html", "report.md"):
-        (folder / name).unlink()
-    render = runpy.run_path(str(ROOT / "pipelines/results.py"))["render"]
-    monkeypatch.chdir(drawn.root)
-    assert render(Path("reports")) == 0
-    after = {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert after == before
-    write_bytes(Path("other/x/results.json"), b'{"command": "python"}')  # None to repeat.
-    assert render(Path("other")) == 1
 
 
 def test_results_are_those_of_the_statistics_and_costs_those_of_native_files(single: Path) -> None:

@@ -10,8 +10,7 @@ from samples import ROOT, STUDY, Capsys, refused, write_study
 from quarl_tf.cli import main
 from quarl_tf.spec import Quantization
 from quarl_tf.spec.cell import Cell
-from quarl_tf.store.workspace import Workspace
-from quarl_tf.study import State, plan, read
+from quarl_tf.study import read
 
 STUDIES = ROOT / "studies"
 
@@ -116,22 +115,12 @@ def test_shipped_studies_are_sound() -> None:
     assert [read(path).name for path in paths] == [path.stem for path in paths]
 
 
-def test_quarls_matrix_is_whole_and_classic_its_part_without_games(tmp_path: Path) -> None:
+def test_quarls_matrix_is_whole_and_classic_its_part_without_games() -> None:
     with (ROOT / "docs/results/quarl_table2.csv").open(newline="") as file:
         published = {(row["algo"], row["task"]) for row in csv.DictReader(file)}
     quarl, classic = (read(STUDIES / f"{name}.yaml") for name in ("quarl", "classic"))
-    cells = {
-        (run.algo, re.sub(r"(Env|NoFrameskip)?-v\d+$", "", run.env_id)): cell
-        for cell in quarl.cells
-        for run in cell.references[:1]
-    }
-    assert cells.keys() == published
-    for (algo, _), cell in cells.items():
-        assert {"fp32", "fp16", "int8", "ptq_w8"} <= set(schemes_of(cell))
-        bits = [] if algo == "dqn" else [8, 7, 6, 5, 4, 3, 2]
-        assert ([q.bits for q in quantizations_of(cell)], seeds_of(cell)) == (bits, [0, 1, 2])
-    statuses = plan(Workspace(tmp_path), quarl)
-    assert len({(s.run.run_id, s.scheme.name) for s in statuses}) == len(statuses) > 350
-    assert {status.state for status in statuses} == {State.MISSING}
+    runs = [cell.references[0] for cell in quarl.cells]
+    tasks = [re.sub(r"(Env|NoFrameskip)?-v\d+$", "", run.env_id) for run in runs]
+    assert {(run.algo, task) for run, task in zip(runs, tasks, strict=True)} == published
     experiments = quarl.experiments()
     assert classic.experiments() == [e for e in experiments if "NoFrameskip" not in e[0].env_id]
