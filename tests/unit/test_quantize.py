@@ -194,7 +194,12 @@ def test_an_odd_number_of_weights_is_stored_as_int4() -> None:
     scheme = Scheme.parse("qat_int4")
     form: Any = scheme.recipe.default.weights
     grid = own_grid(kernel, form, None)
-    packed = int4.pack(content, scheme.recipe, [{"kernel": grid, "output": grid}])
+    # With the input's factor, a finer grid would contain the kernel's.
+    grids = [{"output": grid._replace(step=np.float32(1 / 15))}, {"kernel": grid, "output": grid}]
+    packed = int4.pack(content, scheme.recipe, grids)
+    other = grid._replace(step=grid.step * np.float32(1.3))
+    message = refused(int4.pack, content, scheme.recipe, [{"kernel": other, "output": grid}])
+    assert "on no grid of few codes" in message
     assert flatbuffer.audit(packed).weight_dtypes["int4"] == 3
     inputs = FEATURES[:, :3]
     np.testing.assert_allclose(heads(packed, inputs), inputs @ kernel.T, rtol=1e-4, atol=1e-5)
@@ -546,6 +551,14 @@ def test_weights_that_would_stay_in_float_are_refused() -> None:
     for scheme in ("int8", "ptq_w2"):
         message = refused(quantized, graph.pack(), Scheme.parse(scheme), FEATURES, code=2)
         assert "Received: operator=FULLY_CONNECTED" in message
+    # A bias that is computed.
+    graph = Graph(converted(of_function(lambda x: head(hidden(x)), (6,), "float32")))
+    layer = graph.layers()["hidden_0"]
+    bias = graph.add(layer.inputs[2], b"_negative")
+    graph.operators.insert(0, graph.operator("NEG", [layer.inputs[2]], [bias]))
+    layer.inputs[2] = bias
+    message = refused(quantized, graph.pack(), Scheme.parse("int8"), FEATURES)
+    assert "Received: bias=" in message
     # A product of what is computed from the observation has no weights.
     graph = Graph(converted(of_function(lambda x: head(tf.transpose(x) @ x), (6,), "float32")))
     assert "FULLY_CONNECTED" in {graph.name(operator) for operator in graph.operators}

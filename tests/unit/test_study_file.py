@@ -99,6 +99,7 @@ cells:
             "one seed and no bits. Rec",
         ),
         (STUDY + "presets: none.yaml", "none.yaml"),
+        ("[" * 3000, "recursion depth"),
         (STUDY.replace("}]", "}, {algo: ppo, env: CartPole-v1, remark: a}]"), "cell 2 says the"),
     ],
 )
