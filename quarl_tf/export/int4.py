@@ -51,7 +51,7 @@ def _pack_kernel(graph: Graph, layer: Any, form: TensorFormat, step: Array, fact
     error, steps, codes = min(options, key=itemgetter(0))
     if error > _ROUNDING:
         name = graph.tensors[layer.inputs[1]].name.decode()
-        raise QuarlError(f"A kernel is on no grid of few codes; use qat_wNaN. Received: {name=}")
+        raise QuarlError(f"A kernel is on no grid of its training; use qat_wNaN. Received: {name=}")
     index = graph.add_integers(layer.inputs[1], np.int8, steps, 0, codes)
     if form.bits <= INT4_BITS:  # Two in a byte, the first in its lower half.
         halves = np.resize(codes, (-(-codes.size // 2), 2))

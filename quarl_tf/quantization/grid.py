@@ -76,7 +76,7 @@ def frozen_grid(low: Array, high: Array, form: TensorFormat) -> Grid:
 def snap(values: Array, grid: Grid, form: TensorFormat, library: Any = np) -> Array:
     """Round values to a grid, with the elementary operations of NumPy or of TensorFlow.
 
-    The grid is of arrays, but of tensors where it rounds down.
+    Only a grid that rounds down may have TensorFlow's tensors as its ends.
 
     The order of operations is that of TensorFlow's `fake_quant_with_min_max_vars`, and so are the
     results in float32, except halfway between two codes.

@@ -420,8 +420,9 @@ def test_until_the_delay_training_is_the_plain_one(name: str, tmp_path: Path) ->
     assert values <= aware_values
 
 
+@pytest.mark.parametrize(("name", "gradient"), [("dqn", "straight_through"), ("ddpg", "clipped")])
 def test_the_best_since_the_delay_is_kept_with_its_grids(
-    tmp_path: Path, monkeypatch: Patch
+    name: str, gradient: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     falling = iter(range(1000, 0, -1))
     played = loop.rollout.rollout
@@ -430,7 +431,8 @@ def test_the_best_since_the_delay_is_kept_with_its_grids(
         return played(*arguments)._replace(returns=[next(falling)])
 
     monkeypatch.setattr("quarl_tf.training.loop.rollout.rollout", worse_every_time)
-    workspace, run = Workspace(tmp_path), at_delay(PLAIN["dqn"], ranges="following")
+    workspace = Workspace(tmp_path)
+    run = at_delay(PLAIN[name], ranges="following", gradient=gradient)
     notes: list[str] = []
     record = loop.train(workspace, run, lambda *a: notes.append(a[2]))
     assert DELAY <= record.best_step < 660

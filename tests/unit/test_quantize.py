@@ -199,7 +199,7 @@ def test_an_odd_number_of_weights_is_stored_as_int4() -> None:
     packed = int4.pack(content, scheme.recipe, grids)
     other = grid._replace(step=grid.step * np.float32(1.3))
     message = refused(int4.pack, content, scheme.recipe, [{"kernel": other, "output": grid}])
-    assert "on no grid of few codes" in message
+    assert "on no grid of its training" in message
     assert flatbuffer.audit(packed).weight_dtypes["int4"] == 3
     inputs = FEATURES[:, :3]
     np.testing.assert_allclose(heads(packed, inputs), inputs @ kernel.T, rtol=1e-4, atol=1e-5)
