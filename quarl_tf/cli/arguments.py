@@ -199,6 +199,7 @@ _ENGINE = (
     _option("--gather", action="store_true", help="ray: nodes share no folder"),
     _option("--shard", metavar="I/N", type=_shard, help="be worker I of N on one file system"),
 )
+_OBSERVATIONS_HELP = "recorded ones to calibrate with beside rollouts, an array [n, ...] in .npy"
 _BOARD_HELP = "check that it fits this board, else exit with 3 (esp32, nano33ble, pico and others)"
 
 
@@ -260,6 +261,7 @@ _VERBS: tuple[tuple[Any, ...], ...] = (
         "quantize tflite_models/CartPole-v1/dqn/s0/fp32.tflite --scheme ptq_w4",
         *(_ARTIFACT, _IMPORT),
         _option("--scheme", required=True, help=f"{', '.join(CALIBRATED)}, or {_PTQ_NAMES}"),
+        _file_option("--observations", "FILE", _OBSERVATIONS_HELP),
     ),
     (
         "blame",

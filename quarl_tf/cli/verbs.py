@@ -217,7 +217,7 @@ def _adopt(args: argparse.Namespace) -> None:
 
 def _quantize(args: argparse.Namespace) -> None:
     (artifact,) = _artifacts(args, [args.artifact])
-    _say(f"quantised {quantize(artifact, Scheme.parse(args.scheme))}")
+    _say(f"quantised {quantize(artifact, Scheme.parse(args.scheme), args.observations)}")
 
 
 def _evaluate(args: argparse.Namespace) -> None:

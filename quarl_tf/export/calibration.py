@@ -4,6 +4,7 @@ Their seeds are used in no training and no evaluation.
 """
 
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,10 @@ from numpy.typing import NDArray
 
 from quarl_tf import environments
 from quarl_tf.environments.acting import play
+from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.seeding import environment_seed
 from quarl_tf.runtime.policy import Policy
+from quarl_tf.store.records import Sidecar
 from quarl_tf.training.rollout import rollout
 
 #: Most observations returned, and episodes played; images are large and games long.
@@ -31,6 +34,33 @@ def observations(policy: Policy) -> NDArray[Any]:
     with closing(environments.make_vector(sidecar.env_id, episodes, once=True)) as envs:
         found = rollout(envs, lambda batch, _: np.array([*map(policy.act, batch)]), seed, keep)
     return found.observations
+
+
+def recorded(path: Path, sidecar: Sidecar) -> NDArray[Any]:
+    """Return a user's observations [n, ...] from a `.npy` file; a QuarlError where they are unfit.
+
+    Floats may be of any float type; they have to be finite.
+    """
+    shape, dtype = tuple(sidecar.observation_shape), np.dtype(sidecar.observation_dtype)
+    try:
+        array = np.load(path)
+        if not isinstance(array, np.ndarray):
+            raise ValueError("several arrays")
+    except (OSError, ValueError, EOFError) as error:
+        raise QuarlError(
+            f"{path} is not an array of observations; write one with numpy.save. Received: {error}"
+        ) from error
+    same_kind = array.dtype == dtype or (array.dtype.kind == dtype.kind == "f")
+    if not (same_kind and array.shape[1:] == shape and array.size):
+        raise QuarlError(
+            f"Observations of this policy are an array of {dtype}, [n, {str([*shape])[1:]}. "
+            f"Received: {array.dtype}, {[*array.shape]} in {path}"
+        )
+    with np.errstate(over="ignore"):  # Numbers beyond float32 become infinite and are refused.
+        observations: NDArray[Any] = array.astype(dtype)
+    if dtype.kind == "f" and not np.isfinite(observations).all():
+        raise QuarlError(f"Observations are finite numbers of {dtype}. Received: others in {path}")
+    return observations
 
 
 def selection_returns(policy: Policy, episodes: int) -> list[float]:

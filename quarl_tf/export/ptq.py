@@ -32,6 +32,9 @@ from quarl_tf.store.workspace import has_sidecar, sidecar_path, write_artifact
 #: Schemes that others are made from.
 _SOURCES = (REFERENCE, "fp16")
 
+#: Facts of a sidecar's check that tell what a copy was made from, but for fp32 and rollouts.
+_MADE_FROM = ("source", "recorded_sha256")
+
 
 def quantized(
     content: bytes,
@@ -135,14 +138,15 @@ def described(content: bytes) -> dict[str, Any]:
     }
 
 
-def quantize(source: Path, scheme: Scheme) -> Path:
+def quantize(source: Path, scheme: Scheme, recorded: Path | None = None) -> Path:
     """Write a quantised copy of an fp32 or fp16 flatbuffer with its sidecar; return its path.
 
     It is `<scheme>.tflite` beside it; one of this network that is there, intact, is kept.
-    Activations are calibrated on greedy rollouts of the flatbuffer. A sidecar with the hash of the
-    copy is kept. A UsageError where the scheme needs a training, the flatbuffer is not one of
-    floats, or another file is where the copy belongs; a QuarlError where the flatbuffer or its
-    sidecar is missing or damaged.
+    Activations are calibrated on greedy rollouts of the flatbuffer and, beside them, on the
+    observations [n, ...] of a file `recorded`, `.npy`. A sidecar with the hash of the copy is kept.
+    A UsageError where the scheme needs a training or no observations, the flatbuffer is not one of
+    floats, or another file is where the copy belongs; a QuarlError where a file is missing or
+    damaged.
     """
     policy = Policy.load(source)
     sidecar = policy.sidecar
@@ -151,34 +155,43 @@ def quantize(source: Path, scheme: Scheme) -> Path:
             f"Policies are quantised from {'.tflite or '.join(_SOURCES)}.tflite. "
             f"Received: scheme={sidecar.scheme!r} of {str(source)!r}"
         )
+    if recorded is not None and not scheme.calibrated:
+        raise UsageError(
+            f"This scheme uses no observations; leave them out. Received: scheme={scheme.name!r}"
+        )
+    made_from = {} if sidecar.scheme == REFERENCE else {"source": sidecar.scheme}
+    if recorded is not None:
+        recorded_observations = calibration.recorded(recorded, sidecar)
+        made_from["recorded_sha256"] = sha256(recorded)
     target = source.with_name(f"{scheme.name}.tflite")
-    former, is_ours = None, True
+    former, is_foreign = None, False
     with contextlib.suppress(QuarlError):  # A copy with a damaged sidecar is replaced.
-        is_ours = has_sidecar(target) or not target.exists()
+        is_foreign = target.exists() and not has_sidecar(target)
         former = Sidecar.load(sidecar_path(target))
-        made_from = former.check.get("source", REFERENCE)
-        is_ours = (former.scheme, made_from) == (scheme.name, sidecar.scheme)
-        expected = sidecar.network_sha256, sha256(target)
-        if is_ours and scheme.post_training and expected == (former.network_sha256, former.sha256):
+    refusal = UsageError(
+        f"The copy would replace a file that is not {scheme.name} made from {sidecar.scheme} and "
+        f"the same --observations; move it away. Received: path={str(target)!r}"
+    )
+    if former is not None:
+        former_made_from = {k: v for k, v in former.check.items() if k in _MADE_FROM}
+        if (former.scheme, former_made_from) != (scheme.name, made_from):
+            raise refusal
+        is_intact = target.exists() and sha256(target) == former.sha256
+        if scheme.post_training and is_intact and former.network_sha256 == sidecar.network_sha256:
             return target
     content = flatbuffer.read(source)
     if "float16" in sidecar.weight_dtypes:
         content = in_float32(content)
     observations = calibration.observations(policy) if scheme.calibrated else None
+    if observations is not None and recorded is not None:
+        observations = np.concatenate([observations, recorded_observations])
     copy, copy_sidecar = copied(policy, content, scheme, observations)
-    # Without a sidecar it is ours if it is the same.
-    if not is_ours and (former is not None or target.read_bytes() != copy):
-        raise UsageError(
-            f"The copy would replace a file that is not {scheme.name} made from {sidecar.scheme}; "
-            f"move it away. Received: path={str(target)!r}"
-        )
+    if is_foreign and target.read_bytes() != copy:
+        raise refusal
     if former is not None and former.sha256 == copy_sidecar.sha256:
         write_bytes(target, copy)
         return target
-    if sidecar.scheme != REFERENCE:
-        check = {"source": sidecar.scheme, **copy_sidecar.check}
-        copy_sidecar = replace(copy_sidecar, check=check)
-    write_artifact(target, copy, copy_sidecar)
+    write_artifact(target, copy, replace(copy_sidecar, check=made_from | copy_sidecar.check))
     return target
 
 

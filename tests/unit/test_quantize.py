@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import compiled
@@ -597,3 +598,40 @@ def test_heads_are_centred_by_choice_and_only_where_nothing_follows() -> None:
         assert not preparation.separable(Graph(activated))
         assert preparation.centred(activated, choices) == activated
     assert preparation.centred(content, None) == content
+
+
+def test_recorded_observations_widen_what_is_calibrated(copy_artifact: Copy) -> None:
+    path, far = copy_artifact("fp32"), np.random.default_rng(0).uniform(-9, 9, (300, 4))
+    log = path.with_name("log.npy")
+    np.save(log, far)
+    reference = Policy.load(path)
+
+    def error(*recorded: Path) -> float:
+        copied = quantize(path, Scheme.parse("int8"), *recorded)
+        policy = Policy.load(copied)
+        heads = [(policy.head(x), reference.head(x)) for x in far]
+        # Of another calibration, it is kept.
+        other = [] if recorded else [log]
+        assert str(copied) in refused(quantize, path, Scheme.parse("int8"), *other, code=2)
+        assert quantize(path, Scheme.parse("int8"), *recorded) == copied
+        copied.unlink()
+        sidecar_path(copied).unlink()
+        # The common part of all actions is no loss.
+        return max(float(np.abs(np.ptp(a) - np.ptp(b))) for a, b in heads)
+
+    assert error(log) < error() / 4
+
+
+@pytest.mark.parametrize(
+    "array",
+    [np.zeros((3, 5)), np.full((3, 4), np.nan), np.zeros((3, 4), np.int64), np.zeros((0, 4)), None],
+)
+def test_unfit_observations_are_refused(copy_artifact: Copy, array: Any) -> None:
+    path = copy_artifact("fp32")
+    log = path.with_name("log.npy")
+    if array is not None:
+        np.save(log, array)
+    before = snapshot(path.parent)
+    assert "log.npy" in refused(quantize, path, Scheme.parse("int8"), log)
+    assert snapshot(path.parent) == before
+    assert "ptq_w4" in refused(quantize, path, Scheme.parse("ptq_w4"), log, code=2)
