@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quarl_tf.foundation import kinds
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.spec import DEFAULT_EPISODES, DEFAULT_MARGIN_PERCENT, GREEDY, Chance, Run, Scheme
 from quarl_tf.spec.run import require_possible
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
 
 
 def _silent(*_: Any) -> None: ...
+
+
+def _listed(what: str, names: Sequence[str]) -> Sequence[str]:
+    """Return names; a UsageError for a single one, which is a sequence too, or none."""
+    kinds.listed("names", (str,)).require(what, names if isinstance(names, str) else [*names])
+    return names
 
 
 def preset_of(run: Run) -> Preset:
@@ -90,8 +97,10 @@ def export(
     from quarl_tf.store.workspace import Workspace
 
     workspace = Workspace(Path(root))
+    kinds.NAME.require("run_id", run_id)
     run = known_run(workspace, run_id)
-    parsed_schemes = [Scheme.parse(name) for name in schemes or run.default_schemes]
+    names = run.default_schemes if schemes is None else _listed("schemes", schemes)
+    parsed_schemes = [Scheme.parse(name) for name in names]
     require_possible(run, parsed_schemes)
     missing = not_exported(workspace, run_id, [scheme.name for scheme in parsed_schemes])
     copy_curve(workspace, run_id)
@@ -162,7 +171,7 @@ def report(
 
     return write_report(
         Workspace(Path(root)),
-        run_ids,
+        _listed("run_ids", run_ids),
         command=command,
         name=name,
         margin_percent=margin_percent,

@@ -70,7 +70,12 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         words = sys.argv[1:] if words is None else words
         parser = arguments.build()
-        parsed = parser.parse_args(words)
+        parsed, unknown_words = parser.parse_known_args(words)
+        if unknown_words:
+            raise UsageError(
+                f"Unknown arguments. See: {' '.join(filter(None, ('quarl', parsed.verb)))} -h. "
+                f"Received: {shlex.join(unknown_words)}"
+            )
         if parsed.verb is None:
             parser.print_help()
             return 0
@@ -120,8 +125,7 @@ def _run(args: argparse.Namespace) -> None:
     if run.quantization and run.origin is None and reference.sidecar is not None:
         folder = workspace.artifact_dir(run.plain.run_id)
         state.require_same_settings(folder, asdict(reference.sidecar), run.plain, preset)
-    names_layers = any(Scheme.parse(scheme).single_layers for scheme in schemes)
-    if names_layers and not state.is_trained(workspace, run.run_id):
+    if any(Scheme.parse(scheme).single_layers for scheme in schemes):
         _check_network(run, preset, schemes)
     _train_one(args, run, preset)
     if args.dry_run:
@@ -272,6 +276,7 @@ def _blame(args: argparse.Namespace) -> None:
         raise UsageError(
             f"Name the {REFERENCE} file of a policy. Received: scheme={policy.sidecar.scheme!r}"
         )
+    require_writable(path.parent)  # Before the episodes are played.
     with spinner("blame"):
         layers = blame(flatbuffer.read(path), policy, args.episodes)
     _console.print(summary.blame_table(layers))
@@ -582,7 +587,7 @@ def _schemes(
     if args.schemes is None:
         names = list(DEFAULT_SCHEMES if run is None else run.default_schemes)
     else:
-        names = [name for name in args.schemes.split(",") if name]
+        names = [name.strip() for name in args.schemes.split(",") if name.strip()]
     if not names:
         raise UsageError(f"Name at least one scheme. Received: --schemes {args.schemes!r}")
     schemes = [Scheme.parse(name) for name in names]

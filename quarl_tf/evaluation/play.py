@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from quarl_tf import environments
 from quarl_tf.environments.acting import Episode, play
-from quarl_tf.foundation import provenance
+from quarl_tf.foundation import kinds, provenance
 from quarl_tf.foundation.display import Update
-from quarl_tf.foundation.errors import QuarlError, UsageError
+from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.files import require_writable
 from quarl_tf.foundation.seeding import environment_seed, evaluation_seeds, generator
 from quarl_tf.runtime.policy import Policy
@@ -160,8 +160,7 @@ def evaluate_and_save(
     first. The first episodes of a saved evaluation of the same bytes, rules and reference are
     returned if it has as many. Errors are those of `evaluate`, and a UsageError without an episode.
     """
-    if episodes < 1:
-        raise UsageError(f"An evaluation needs one episode or more. Received: episodes={episodes}")
+    kinds.COUNT.require("episodes", episodes)
     sidecar = Policy.load(artifact).sidecar
     run = Run.from_dict(sidecar.run)
     seeds = evaluation_seeds(run.seed, episodes)

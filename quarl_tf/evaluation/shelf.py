@@ -134,12 +134,20 @@ def shelf(models: Path, name: str = _ANY) -> list[Entry]:
 
 
 def available(models: Path) -> list[Entry]:
-    """Return the best policy of each name of a folder and of the package whose file is kept."""
+    """Return the policies of a folder and of the package whose file is kept.
+
+    Of each name that is the best, but all adopted ones, of which none is known to be.
+    """
     policies = []
     for name in _names(models):
         with contextlib.suppress(QuarlError):
-            policies.append(_best(name, models))
+            best = _best(name, models)
+            policies += _kept(name, models) if best.run.adopted else [best]
     return policies
+
+
+def _kept(name: str, models: Path) -> list[Entry]:
+    return [entry for entry in entries(models, glob.escape(name)) if entry.artifact.exists()]
 
 
 def _names(models: Path) -> list[str]:
@@ -154,7 +162,7 @@ def find(name: str, models: Path) -> Entry:
     adopted policies have it, of which none is known to be the best.
     """
     entry = _best(name, models)
-    artifacts = [e.artifact for e in entries(models, glob.escape(name)) if e.artifact.exists()]
+    artifacts = [entry.artifact for entry in _kept(name, models)]
     if entry.run.adopted and len(artifacts) > 1:
         raise UsageError(
             f"{name} is the name of {len(artifacts)} adopted policies; give the path of one. "
@@ -168,8 +176,10 @@ def _best(name: str, models: Path) -> Entry:
     pattern = glob.escape(name)
     found = [entry for folder in (models, POLICIES) for entry in shelf(folder, pattern)]
     if not found:
-        hint = f"The repository has more policies; work in its folder, as {models} is missing here."
-        raise unknown("policy on the shelf", name, _names(models), "" if models.exists() else hint)
+        # The repository's shelf has an index.
+        is_whole = (models / "README.md").exists()
+        hint = "" if is_whole else "The repository has more policies; work in its folder."
+        raise unknown("policy on the shelf", name, _names(models), hint)
     entry = found[0]
     if not entry.artifact.exists():
         raise QuarlError(

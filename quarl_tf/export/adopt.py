@@ -5,6 +5,7 @@ environment: a normaliser belongs inside the flatbuffer, a stack of frames into 
 """
 
 import contextlib
+import io
 import multiprocessing
 import os
 import re
@@ -15,6 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, replace
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from quarl_tf.export.graph import in_float32
 from quarl_tf.export.ptq import described, quantize
 from quarl_tf.foundation import native_output
 from quarl_tf.foundation.errors import QuarlError, UsageError, one_line, require_known
-from quarl_tf.foundation.files import read_json, sha256
+from quarl_tf.foundation.files import read_bytes, read_json, sha256
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.flatbuffer import FlatbufferAudit
 from quarl_tf.runtime.policy import Policy
@@ -40,6 +42,7 @@ _HEADS = {True: ("logits", "q_values"), False: ("action",)}
 
 #: Suffixes of Keras files.
 _KERAS = (".keras", ".h5", ".hdf5")
+_HDF5 = b"\x89HDF\r\n\x1a\n"
 
 #: Ways to a file that is adopted, by the suffixes of others.
 _CONVERSIONS = {
@@ -121,11 +124,15 @@ def _require_format(file: Path) -> None:
             f"A folder is adopted if it is a SavedModel; name one, or a file. Received: {file}, "
             "without a saved_model.pb"
         )
+    if file.suffix not in _KERAS or file.is_dir():
+        return
+    content = read_bytes(file)
     # Keras says of such a file that it is not found.
-    if file.suffix == ".keras" and file.is_file() and not zipfile.is_zipfile(file):
+    is_archive, is_hdf5 = zipfile.is_zipfile(io.BytesIO(content)), content.startswith(_HDF5)
+    if not (is_archive if file.suffix == ".keras" else is_hdf5):
         raise QuarlError(
-            f"{file} is truncated or not a .keras file; save it again. "
-            f"Received: {file.stat().st_size} bytes"
+            f"{file} is truncated or not a {file.suffix} file; save it again, or rename it. "
+            f"Received: {len(content)} bytes"
         )
 
 
@@ -274,13 +281,22 @@ def _cause(error: Exception) -> str:
 def _in_a_child(crash: str, work: Callable[..., Any], *arguments: Any) -> Any:
     """Work in a process of its own, which a foreign file may crash."""
     context = multiprocessing.get_context("spawn")
-    # An interrupt ends the child silently; the parent reports it.
-    initializer = signal.signal, (signal.SIGINT, signal.SIG_DFL)
-    with ProcessPoolExecutor(1, context, *initializer) as pool:
+    resource_tracker.ensure_running()  # Its own start would end the block.
+    with ProcessPoolExecutor(1, context, _end_silently) as pool:
+        # While it starts, the child has Python's handler, which prints a traceback.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        future = pool.submit(work, *arguments)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         try:
-            return pool.submit(work, *arguments).result()
+            return future.result()
         except BrokenProcessPool as error:
             raise QuarlError(crash) from error
+
+
+def _end_silently() -> None:
+    """Let an interrupt end this child, also one that came before; the parent reports it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def _play(content: bytes, sidecar: Sidecar, modules: Sequence[str]) -> dict[str, Any]:

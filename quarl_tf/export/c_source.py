@@ -74,7 +74,8 @@ def write(artifact: Path, *, fixed: bool = False) -> str:
     names = vars(sidecar) | writer.scales | {"summary": summary, "body": body}
     names["declarations"] = "\n\n".join([*_used_kernels(body), *writer.constants, buffers])
     names["include"] = "<math.h>" if "tanhf(" in body else "<stdint.h>"
-    names.update(algo=sidecar.run["algo"], stem=artifact.stem, tag=sidecar.sha256[:8])
+    tag = sidecar.sha256[:8] + "_fixed" * fixed
+    names.update(algo=sidecar.run["algo"], stem=artifact.stem, tag=tag)
     note = "-std=c99 or -ffp-contract=off keep the same floats."
     if fixed:
         note = "int32_t numbers are Q16.16: 65536 is 1."

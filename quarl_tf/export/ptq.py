@@ -170,7 +170,7 @@ def quantize(source: Path, scheme: Scheme, recorded: Path | None = None) -> Path
         former = Sidecar.load(sidecar_path(target))
     refusal = UsageError(
         f"The copy would replace a file that is not {scheme.name} made from {sidecar.scheme} and "
-        f"the same --observations; move it away. Received: path={str(target)!r}"
+        f"the same observations; move it away. Received: path={str(target)!r}"
     )
     if former is not None:
         former_made_from = {k: v for k, v in former.check.items() if k in _MADE_FROM}

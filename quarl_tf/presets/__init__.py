@@ -267,7 +267,8 @@ def load(
         UsageError: There is none, the file is invalid, or a value is.
     """
     table = _table(algo, file)
-    hint = "Any other needs an entry in a file of yours, given with --presets."
+    place = "a file of yours, given with --presets" if file is None else file
+    hint = f"Any other needs an entry in {place}."
     require_known(f"{algo} preset", env_id, table, hint)
     values = {**table[env_id], **(overrides or {})}
     return ALGORITHMS[algo].from_mapping(values, where=f"The {algo} preset of {env_id}")

@@ -13,6 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from quarl_tf.environments import require_chance
 from quarl_tf.evaluation.compare import CONFIDENCE
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import write_csv, write_json
@@ -44,8 +45,6 @@ def write_report(
 
     The default name is the run's, without its seed for several.
     """
-    if not run_ids:
-        raise UsageError("A report needs at least one run; name one (quarl list). Received: none")
     if name is not None:
         checked_report_name(name)
     source = Source(workspace=workspace, margin_percent=margin_percent, chance=chance)
@@ -148,7 +147,9 @@ def _sidecar(source: Source, run_id: str) -> Sidecar:
             "There are no flatbuffers of this run; make them with "
             f"`{workspace.command(f'quarl export {run_id}')}`. Received: run={run_id!r}"
         )
-    plain = Run.from_dict(sidecar.run).plain
+    run = Run.from_dict(sidecar.run)
+    require_chance(run.env_id, source.chance, None if run.adopted else run.algo)
+    plain = run.plain
     fp32 = load(source, plain, REFERENCE)
     if isinstance(fp32, Missing):
         command = f"{plain.command('run')} --schemes {REFERENCE}"
@@ -199,7 +200,7 @@ def _summary(cell: CellResults) -> dict[str, Any]:
     protocols = [asdict(fp32.evaluation.protocol) for fp32 in cell.references]
     return {
         "title": cell.cell.title,
-        "runs": [run.run_id for run in cell.cell.references],
+        "runs": [fp32.sidecar.run_id for fp32 in cell.references],
         "episodes": cell.episodes,
         "protocol": protocols[0] if protocols else None,
         "smallest": None if cell.smallest is None else cell.smallest.scheme,

@@ -129,7 +129,7 @@ def read(path: Path) -> bytes:
 def _check_identifier(content: bytes | bytearray, name: str) -> None:
     if content[4:8] != IDENTIFIER:
         raise QuarlError(
-            f"{name} is not a TFLite flatbuffer; name a file that was exported. Received: "
+            f"{name} is not a TFLite flatbuffer; name a .tflite file. Received: "
             f"{len(content)} bytes, identifier={bytes(content[4:8])!r}, expected {IDENTIFIER!r}"
         )
 

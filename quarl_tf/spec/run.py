@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from quarl_tf.foundation import kinds
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.foundation.files import digest
 from quarl_tf.spec.recipe import Quantization
@@ -39,9 +40,14 @@ class Run:
     origin: Origin | None = None
 
     def __post_init__(self) -> None:
-        """Raise a UsageError for an invalid seed, name or origin."""
-        if self.seed < 0:
-            raise UsageError(f"The seed must be 0 or more. Received: seed={self.seed}")
+        """Raise a UsageError for an invalid seed, name, quantisation or origin."""
+        kinds.WHOLE.require("seed", self.seed)
+        kinds.MAPPING.require("overrides", self.overrides)
+        if not isinstance(self.quantization, Quantization | None):
+            raise UsageError(
+                "The quantization of a run is made by quarl_tf.presets.quantization. "
+                f"Received: quantization={self.quantization!r}"
+            )
         name = self.overrides.get("name")
         if self.adopted and not (isinstance(name, str) and re.fullmatch(r"\w[\w.]*", name)):
             raise UsageError(
@@ -134,7 +140,7 @@ class Run:
     def command(self, verb: str) -> str:
         """Return the command line of a verb for this run, of `adopt` for an adopted one."""
         words = ["quarl"]
-        words += ["adopt", "FILE.tflite"] if self.adopted else [verb, "--algo", self.algo]
+        words += ["adopt", "FILE"] if self.adopted else [verb, "--algo", self.algo]
         words += ["--env", self.env_id, "--seed", f"{self.seed}"]
         for name, value in self.overrides.items():
             words += [f"--{name}", value] if self.adopted else _option("-p", name, value)

@@ -12,7 +12,7 @@ from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import sha256, write_bytes
 from quarl_tf.foundation.seeding import evaluation_seeds
 from quarl_tf.presets import Preset
-from quarl_tf.spec import BASELINE, GREEDY, REFERENCE, Chance, Origin, Run
+from quarl_tf.spec import ADOPTED, BASELINE, GREEDY, REFERENCE, Chance, Origin, Run
 from quarl_tf.store.records import PROTOCOL_VERSION, Evaluation, Protocol, Sidecar, TrainingRecord
 from quarl_tf.store.workspace import (
     Workspace,
@@ -220,13 +220,15 @@ def training_record(workspace: Workspace, run_id: str) -> TrainingRecord:
         require_same_run(folder, record.run_id)
         return record
     reason, command = "is not finished", "quarl train --algo … --env … --seed …"
-    if not is_begun(workspace, run_id):
+    if run_id.startswith(f"{ADOPTED}-"):
+        reason, command = "is not here", "quarl adopt FILE --env … --head …"
+    elif not is_begun(workspace, run_id):
         reason, run = "does not exist", exported_run(workspace, run_id)
         if run is not None:
             reason = "is not here, only what was exported of it"
             command = f"{run.command('train')} --root DIR"
     raise QuarlError(
-        f"The run {reason}; train it first ({command}). "
+        f"The run {reason}; {command.split()[1]} it first ({command}), or give its --root. "
         f"Received: run={run_id!r} in {workspace.root.resolve()}"
     )
 

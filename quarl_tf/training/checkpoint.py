@@ -61,7 +61,8 @@ def save_to_go_on(run_folder: Path, file: Path) -> Run:
     content = load_newest(folder)
     if content is None:
         raise QuarlError(
-            "This run has no checkpoint: it is not begun, or is finished and --from takes its id. "
+            "This run has no checkpoint: it has not reached its first (checkpoint_every of its "
+            "preset), or is finished and --from takes its id. "
             f"Received: folder={str(folder)!r}"
         )
     arrays, state = content

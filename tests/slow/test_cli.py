@@ -189,6 +189,7 @@ def test_defaults_are_the_usual_ones(words: str, trained: str, capsys: Capsys) -
     ("arguments", "words"),
     [
         (["fly"], "invalid choice"),
+        (["evaluate", "a.tflite", "--root", "mine"], "quarl evaluate -h. Received: --root mine"),
         (["evaluate", "/data/int8"], "'/data/int8'"),
         (["export", "CartPole-v1/dqn/int8"], "add --target c"),
         (["export", "a.tflite", "--target", "c", "--schemes", "fp16"], "leave out --schemes"),

@@ -59,7 +59,7 @@ def test_a_file_becomes_a_run_that_is_quantised_and_reported(file: Path, capsys:
     assert RUN in printed(capsys, "list")
     assert main(["report", RUN]) == 0
     page = Path(f"reports/{RUN}/report.md").read_text()
-    command = "quarl adopt FILE.tflite --env CartPole-v1 --seed 0 --name mine --head logits"
+    command = "quarl adopt FILE --env CartPole-v1 --seed 0 --name mine --head logits"
     assert f"{command} --schemes fp32,int8,ptq_w4,ptq_w3,ptq_w2 --episodes 5" in page
     # A second time it stays as it is.
     content = (FOLDER / "int8.tflite").read_bytes()
@@ -137,15 +137,17 @@ def test_only_floats_are_adopted(artifacts: Artifacts, file: Path, capsys: Capsy
     ):
         Path(name).write_bytes(b"of others")
         assert advice in refusal(capsys, "adopt", name, *MINE)
-    Path("text.keras").write_text("text")
-    assert "text.keras is truncated" in refusal(capsys, "adopt", "text.keras", *MINE, code=1)
+    for name in ("text.keras", "text.h5"):
+        assert "No such file" in refusal(capsys, "adopt", name, *MINE, code=1)
+        Path(name).write_text("text")
+        assert f"{name} is truncated" in refusal(capsys, "adopt", name, *MINE, code=1)
     shutil.copy(artifacts["fp16"], file)
     printed(capsys, "adopt", str(file), *MINE, "--schemes", "int8", "--episodes", "1")
     assert "float16" not in Policy.load(FOLDER / "fp32.tflite").sidecar.tensor_dtypes
     # Its file is not here.
     (FOLDER / "fp32.tflite").write_bytes(b"damaged")
     line = refusal(capsys, "export", RUN, "--schemes", "fp32", code=1)
-    assert "adopt it again (quarl adopt FILE.tflite" in line
+    assert "adopt it again (quarl adopt FILE" in line
     assert "--head logits" in line
 
 
@@ -186,7 +188,7 @@ def test_one_name_of_several_adopted_policies_is_refused(file: Path, capsys: Cap
     line = refusal(capsys, "inspect", name)
     assert f"{name} is the name of 2 adopted policies" in line
     assert str(FOLDER / "fp32.tflite") in line
-    assert name in printed(capsys, "list")
+    assert printed(capsys, "list").count(name) == 2
     (FOLDER.with_name("s0-yours") / "fp32.tflite").unlink()
     assert str(FOLDER) in printed(capsys, "inspect", name)
 

@@ -33,7 +33,7 @@ ALL += ["ptq_w2-head=8-hidden_0=4"]
 
 
 def make(workspace: Workspace, run: Run, *schemes: str) -> list[Path]:
-    return pipeline.export(run.run_id, schemes, root=workspace.root)
+    return pipeline.export(run.run_id, schemes or None, root=workspace.root)
 
 
 POLE, FRAMES, CARS = "CartPole-v1", "Frames-v0", "MountainCarContinuous-v0"
@@ -331,6 +331,9 @@ def test_damaged_trainings_are_refused_and_flatbuffers_are_kept(copy: Workspace)
     assert f"{path} was changed or damaged after training" in refusal(copy, run_id)
     write_network(folder, weights | lost)
     assert "nan" in refusal(copy, run_id)
+    for none in ("int8", []):
+        assert f"schemes={none!r}" in refused(pipeline.export, run_id, none, root=copy.root)
     (folder / "training.json").unlink()
     assert "train it first" in refusal(copy, run_id)
+    assert "adopt it first" in refusal(copy, "adopted-CartPole-v1-s0-mine")
     assert snapshot(copy.artifact_dir(run_id)) == before

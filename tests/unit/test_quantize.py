@@ -157,8 +157,8 @@ def test_a_copy_replaces_no_other_file(copy_artifact: Copy, description: str | N
     # A scheme that needs a training is refused beside what that was exported to.
     assert "can become" in refused(quantize, path, Scheme.parse("fp32"), code=2)
     assert (
-        f"replace a file that is not ptq_w8 made from fp32; move it away. Received: path='{target}'"
-        in message
+        "replace a file that is not ptq_w8 made from fp32 and the same observations; move it "
+        f"away. Received: path='{target}'" in message
     )
     assert snapshot(path.parent) == before
 

@@ -38,8 +38,6 @@ COMMAND = "quarl run '<script>alert(1)</script>'"
 SCHEMES = ("fp32", "fp16", "int8", "ptq_w8", "ptq_w4", "ptq_w2")
 EPISODES = 30
 
-DRAWN = Chance("sampled")
-SAMPLED = replace(EVALUATION.protocol, actions="sampled")
 SEEDS = [replace(RUN, seed=seed) for seed in range(3)]
 SLOW = {"learning_rate": 0.01}
 LANDER = replace(RUN, env_id="LunarLander-v3")
@@ -363,25 +361,28 @@ def test_all_are_compared_on_the_episodes_that_all_have(workspace: Workspace) ->
     assert rows_of(folder)["int8"]["difference_mean"] == 0
 
 
-def test_sampled_and_greedy_results_do_not_mix(workspace: Workspace) -> None:
-    run = add_run(workspace)
+def test_greedy_results_and_others_do_not_mix(workspace: Workspace) -> None:
+    run, chance = add_run(workspace), Chance("epsilon", 0.1)
     artifacts = [workspace.artifact(run.run_id, scheme) for scheme in SCHEMES]
-    message = refused(write, workspace, run, chance=DRAWN)
-    command = f"`quarl evaluate {artifacts[0]} --sample`"
-    assert f"was not evaluated with sampled actions; make it with {command}" in message
+    message = refused(write, workspace, run, chance=chance)
+    command = f"`quarl evaluate {artifacts[0]} --epsilon 0.1`"
+    assert f"was not evaluated with epsilon 0.1; make it with {command}" in message
+    for impossible in (Chance("sticky", 0.25), Chance("sampled")):
+        assert "leave out --s" in refused(write, workspace, run, chance=impossible, code=2)
     assert message.endswith("Received: run='dqn-CartPole-v1-s0'")
-    assert not workspace.report_dir(f"{run.run_id}-sampled").exists()
+    assert not workspace.report_dir(f"{run.run_id}-epsilon0.1").exists()
     greedy = write(workspace, run)
+    protocol = replace(EVALUATION.protocol, actions=chance.actions)
     for path in artifacts:
-        shutil.copy(evaluation_path(path), evaluation_path(path, DRAWN))
-        change(evaluation_path(path, DRAWN), returns=[493.0] * EPISODES, protocol=SAMPLED)
+        shutil.copy(evaluation_path(path), evaluation_path(path, chance))
+        change(evaluation_path(path, chance), returns=[493.0] * EPISODES, protocol=protocol)
     before = (greedy / "results.json").read_bytes()
-    sampled = write(workspace, run, chance=DRAWN)
-    assert sampled.name == f"{greedy.name}-sampled"
+    other = write(workspace, run, chance=chance)
+    assert other.name == f"{greedy.name}-epsilon0.1"
     assert (greedy / "results.json").read_bytes() == before
-    for folder, mean in ((greedy, 500.0), (sampled, 493.0)):
+    for folder, mean in ((greedy, 500.0), (other, 493.0)):
         assert rows_of(folder)["int8"]["return_mean"] == mean
-        assert ("--sample" in (folder / "report.md").read_text()) == (folder == sampled)
+        assert ("--epsilon" in (folder / "report.md").read_text()) == (folder == other)
 
 
 def missing_of(folder: Path) -> dict[str, str]:

@@ -27,6 +27,8 @@ def test_every_part_of_a_run_enters_its_name() -> None:
     orders = {"steps": 100, "num_envs": 1}, {"num_envs": 1, "steps": 100}
     assert len({Run("dqn", "X", 0, order).run_id for order in orders}) == 1
     assert "Received: seed=-1" in refused(Run, "dqn", "CartPole-v1", -1, code=2)
+    assert "overrides=None" in refused(Run, "dqn", "CartPole-v1", 0, None, code=2)
+    assert "{'bits': 4}" in refused(Run, "dqn", "X", 0, quantization={"bits": 4}, code=2)
 
 
 def read_back(run: Run) -> Run:
