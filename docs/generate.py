@@ -191,19 +191,15 @@ def fields(record: str) -> str:
 
 
 def result(name: str) -> str:
-    """Return a report as a page, without figures that are not kept."""
+    """Return a report as a page."""
     text = (REPORTS / name / "report.md").read_text()
 
     def figure(match: re.Match[str]) -> str:
-        source = REPORTS / name / match[2]
-        if not source.exists():
-            return ""
         with mkdocs_gen_files.open(f"results/{name}/{match[2]}", "wb") as file:
-            file.write(source.read_bytes())
+            file.write((REPORTS / name / match[2]).read_bytes())
         return f"![{match[1]}]({name}/{match[2]})"
 
-    text = re.sub(r"!\[([^]]*)\]\(([^)]+)\)", figure, text)
-    return re.sub(r"\n\n\n+", "\n\n", text)
+    return re.sub(r"!\[([^]]*)\]\(([^)]+)\)", figure, text)
 
 
 def _task(row: dict[str, Any]) -> str:

@@ -183,7 +183,8 @@ def test_the_page_loads_nothing_and_both_pages_show_every_result(single: Path) -
     assert all(load.startswith("data:image/png;base64,") for load in loads)
     assert not re.search(r"https?://|<script|@import|url\(", content)
     figures = re.findall(r"!\[[^]]+\]\(figures/(\w+\.png)\)", pages[0])
-    assert sorted(figures) == sorted(path.name for path in (single / "figures").iterdir())
+    assert figures == ["return_against_bits.png"]
+    assert len([*(single / "figures").iterdir()]) == len(loads)
     values = {COMMAND, "2.21.0", "0123456789ab", "Alpha with avx2", "Beta with asimd"}
     for row in results_of(single)["pooled"]:
         values |= {row["scheme"], row["verdict"], number_text(row["return_mean"])}
