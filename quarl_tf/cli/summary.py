@@ -19,7 +19,7 @@ from quarl_tf.evaluation.blame import Blame
 from quarl_tf.evaluation.compare import Comparison, Interval
 from quarl_tf.evaluation.shelf import Entry, Outcome
 from quarl_tf.export.boards import Fit
-from quarl_tf.foundation.errors import GateError, QuarlError
+from quarl_tf.foundation.errors import GateError, QuarlError, UsageError
 from quarl_tf.foundation.files import sha256
 from quarl_tf.runtime.flatbuffer import FLOAT_TYPES, FlatbufferAudit
 from quarl_tf.spec import BASELINE, REFERENCE, Run
@@ -236,6 +236,11 @@ def require_gate(artifacts: Sequence[Path], args: Namespace) -> None:
     """Raise a GateError for flatbuffers that lose more of the fp32 return than the gate allows."""
     if args.gate is None:
         return
+    if all(path.stem == REFERENCE for path in artifacts):
+        raise UsageError(
+            f"The gate compares other schemes with {REFERENCE}; name one as well, or leave out "
+            f"--gate. Received: {', '.join(map(str, artifacts))}"
+        )
     failures = []
     for path in artifacts:
         comparison = _comparison(path, args)

@@ -226,6 +226,8 @@ def test_gate_lets_a_scheme_pass_by_results_of_its_kind_or_exits_with_3(
     for scheme in ("fp32", "int8"):
         artifact = copied(MODELS / f"CartPole-v1/ppo/s0/{scheme}.tflite", tmp_path)
     gate = ["evaluate", str(artifact), "--episodes", "5", "--gate"]
+    fp32 = str(artifact.with_name("fp32.tflite"))
+    assert "name one as well" in refusal(capsys, "evaluate", fp32, *gate[2:], "1000")
     assert verbs.main([*gate, "1000"]) == verbs.main([*gate, "1000", "--sample"]) == 0
     for greedy, sampled, options, code in (
         ([0.95] * 5, [0.8] * 5, [], 0),
