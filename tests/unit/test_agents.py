@@ -221,7 +221,7 @@ def test_distance_from_a_teacher_by_hand_and_a_step_towards_it(algo: str, spec: 
     agent.start_from(networks.weights(agent.network), 100)
     for variable in agent.network.trainable_variables:
         variable.assign_add(np.full(variable.shape, shift))
-    observations = transitions(spec)[0]
+    observations, *batch = transitions(spec)
 
     def distance() -> float:
         heads = [model(observations).numpy() for model in (agent.teacher, agent.network)]
@@ -235,9 +235,8 @@ def test_distance_from_a_teacher_by_hand_and_a_step_towards_it(algo: str, spec: 
     assert before > 0
     loss = float(agent._with_distillation(1.0, observations))
     assert loss == pytest.approx(1 + 1e3 * before, rel=1e-4)
-    batch = transitions(spec)
-    actions = np.zeros((64, 2), np.int32) if spec is SEVERAL else batch[1]
-    arguments = [tf.constant(field) for field in (observations, actions, *[batch[2]] * 3)]
+    actions = np.zeros((64, 2), np.int32) if spec is SEVERAL else batch[0]
+    arguments = [tf.constant(field) for field in (observations, actions, *[batch[1]] * 3)]
     if algo == "dqn":
         arguments = [batch[-1]]
     for _ in range(5):
@@ -294,11 +293,7 @@ def test_loss_on_shared_layers_is_ppo_s_by_hand_and_its_gradient_is_taken(normal
 
 
 def test_networks_of_other_observations_are_no_start() -> None:
-    preset = presets.load("ppo", "CartPole-v1")
-    floats, integers = (
-        agents.build("ppo", replace(CART_POLE, observation_dtype=dtype), preset, 0)
-        for dtype in ("float32", "uint8")
-    )
+    floats, integers = build("ppo"), build("ppo", replace(CART_POLE, observation_dtype="uint8"))
     wider = networks.weights(floats.network) | {"normalizer/mean:0": np.zeros(6, np.float32)}
     message = refused(floats.start_from, wider, 10)
     assert "normalizer/mean:0 of (6,), the environment's is (4,)" in message

@@ -275,21 +275,11 @@ def test_mistakes_of_users_are_named(third: Any, words: str, monkeypatch: Patch)
         assert re.search(f"^Faulty-v0 .*{words}", refused(envs.step, actions))
 
 
-HARD = ARENAS["hard"]
-
-
 def mission(**changes: Any) -> Missions:
     """Return one mission: in the middle, at rest, heading north, one obstacle far away."""
     still: dict[str, Any] = {"position": [0.0, 0.0], "velocity": [0.0, 0.0], "heading": 0.0}
     task = {"goal": [20.0, 0.0], "obstacles": [[-20.0, -20.0, 2.0]], "steps": 0}
     return Missions(**{k: np.array([v]) for k, v in (still | task | changes).items()})
-
-
-def fly(action: int, **changes: Any) -> tuple[Missions, float, bool, bool]:
-    before = mission(**changes)
-    after = airnav.fly(before, np.array([action]))
-    rewards, reached, hit = airnav.judge(before, after, HARD)
-    return after, rewards[0], bool(reached[0]), bool(hit[0])
 
 
 @pytest.mark.parametrize(
@@ -310,8 +300,9 @@ def fly(action: int, **changes: Any) -> tuple[Missions, float, bool, bool]:
     ],
 )
 def test_rewards(action: int, changes: Any, reward: float, reached: bool, hit: bool) -> None:
-    _, *outcome = fly(action, **changes)
-    assert outcome == [pytest.approx(reward), reached, hit]
+    before = mission(**changes)
+    outcome = airnav.judge(before, airnav.fly(before, np.array([action])), ARENAS["hard"])
+    assert [values[0] for values in outcome] == [pytest.approx(reward), reached, hit]
 
 
 @pytest.mark.parametrize("name", ARENAS)
@@ -382,9 +373,6 @@ def test_training_begins_in_the_nearest_zone_and_rises_at_30_percent_of_a_window
         assert envs.training_state() == after
 
 
-ENV_ID, LIMIT = "LimitedCartPole-v0", 40
-
-
 def lean(observations: np.ndarray, _: Any = None) -> np.ndarray:
     """Push to where the pole leans: some episodes end early, some at the limit."""
     return (observations[..., 2] > 0).astype(int)
@@ -392,8 +380,8 @@ def lean(observations: np.ndarray, _: Any = None) -> np.ndarray:
 
 def test_rollout_is_one_episode_of_every_environment_stepped_by_hand(monkeypatch: Patch) -> None:
     # CartPole with a time limit that some episodes reach.
-    register(monkeypatch, ENV_ID, CartPoleEnv, max_episode_steps=LIMIT)
-    envs = make_vector(ENV_ID, 12, once=True)
+    env_id = register(monkeypatch, "LimitedCartPole-v0", CartPoleEnv, max_episode_steps=40)
+    envs = make_vector(env_id, 12, once=True)
     rollout(envs, lean, seed=20)
     with patch.object(CartPoleEnv, "step", autospec=True, side_effect=CartPoleEnv.step) as stepped:
         played = rollout(envs, lean, seed=3, keep=1000)
@@ -405,14 +393,14 @@ def test_rollout_is_one_episode_of_every_environment_stepped_by_hand(monkeypatch
         observations.append(observation.tolist())
         return int(lean(observation))
 
-    returns = [step(gym.make(ENV_ID), act, seed)[0] for seed in range(3, 3 + 12)]
+    returns = [step(gym.make(env_id), act, seed)[0] for seed in range(3, 3 + 12)]
     assert played.returns == returns
-    assert min(returns) < LIMIT == max(returns)  # Both kinds of end are among them.
+    assert min(returns) < 40 == max(returns)  # Both kinds of end are among them.
     # Those acted on, each once; an episode's last observation is not acted on.
     assert sorted(played.observations.tolist()) == sorted(observations)
     # An episode without end is given up.
-    monkeypatch.setattr(environments, "LONGEST_EPISODE", LIMIT - 1)
-    assert "steps=40" in refused(rollout, make_vector(ENV_ID, 12), lean, seed=3, code=2)
+    monkeypatch.setattr(environments, "LONGEST_EPISODE", 39)
+    assert "steps=40" in refused(rollout, make_vector(env_id, 12), lean, seed=3, code=2)
 
 
 def kept(lengths: Sequence[int], keep: int, *, images: bool) -> np.ndarray:
