@@ -5,7 +5,7 @@ TensorFlow is loaded only where something is to be trained or exported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,10 +24,12 @@ if TYPE_CHECKING:
 def _silent(*_: Any) -> None: ...
 
 
-def _listed(what: str, names: Sequence[str]) -> Sequence[str]:
-    """Return names; a UsageError for a single one, which is a sequence too, or none."""
-    kinds.listed("names", (str,)).require(what, names if isinstance(names, str) else [*names])
-    return names
+def _listed(what: str, names: Iterable[str]) -> list[str]:
+    """Return names as a list; a UsageError for none, or for a single text."""
+    several = isinstance(names, Iterable) and not isinstance(names, str)
+    values: Any = list(names) if several else names
+    kinds.listed("names", (str,)).require(what, values)
+    return [*values]
 
 
 def preset_of(run: Run) -> Preset:
@@ -90,6 +92,7 @@ def export(
     order. `update` is called with the schemes done, all schemes, and the next.
 
     Raises:
+        UsageError: `schemes` is empty or a single text.
         QuarlError: The run is not trained, or a scheme is not for such a training. Or the outputs
             of a flatbuffer differ from those of its network; the other schemes are written.
     """

@@ -199,7 +199,7 @@ _ENGINE = (
     _option("--gather", action="store_true", help="ray: nodes share no folder"),
     _option("--shard", metavar="I/N", type=_shard, help="be worker I of N on one file system"),
 )
-_OBSERVATIONS_HELP = "recorded ones to calibrate with beside rollouts, an array [n, ...] in .npy"
+_OBSERVATIONS_HELP = "calibrate on these as well as on rollouts: an array [n, ...] in .npy"
 _BOARD_HELP = "check that it fits this board, else exit with 3 (esp32, nano33ble, pico and others)"
 
 

@@ -3,7 +3,7 @@
 import math
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
@@ -232,15 +232,19 @@ def random_note(artifact: Path, args: Namespace) -> str:
     )
 
 
+def require_gated(schemes: Iterable[str], args: Namespace) -> None:
+    """Refuse a gate on fp32 alone, which it would compare with itself."""
+    if args.gate is not None and set(schemes) == {REFERENCE}:
+        raise UsageError(
+            f"--gate compares other schemes with {REFERENCE}; name another scheme, or leave out "
+            f"--gate. Received: {REFERENCE} alone"
+        )
+
+
 def require_gate(artifacts: Sequence[Path], args: Namespace) -> None:
     """Raise a GateError for flatbuffers that lose more of the fp32 return than the gate allows."""
     if args.gate is None:
         return
-    if all(path.stem == REFERENCE for path in artifacts):
-        raise UsageError(
-            f"The gate compares other schemes with {REFERENCE}; name one as well, or leave out "
-            f"--gate. Received: {', '.join(map(str, artifacts))}"
-        )
     failures = []
     for path in artifacts:
         comparison = _comparison(path, args)

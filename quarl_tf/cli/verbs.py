@@ -111,6 +111,7 @@ def _run(args: argparse.Namespace) -> None:
     run, preset = _requested_run(args)
     # fp32 is what all others are compared with.
     schemes = _schemes(args, run, reference=run.quantization is None)
+    summary.require_gated(schemes, args)
     environments.require_chance(run.env_id, args.chance, run.algo)
     workspace = Workspace(args.root)
     reference = state.state(workspace, run.plain, REFERENCE, chance=args.chance)
@@ -125,7 +126,8 @@ def _run(args: argparse.Namespace) -> None:
     if run.quantization and run.origin is None and reference.sidecar is not None:
         folder = workspace.artifact_dir(run.plain.run_id)
         state.require_same_settings(folder, asdict(reference.sidecar), run.plain, preset)
-    if any(Scheme.parse(scheme).single_layers for scheme in schemes):
+    names_layers = any(Scheme.parse(scheme).single_layers for scheme in schemes)
+    if names_layers and not state.is_trained(workspace, run.run_id):
         _check_network(run, preset, schemes)
     _train_one(args, run, preset)
     if args.dry_run:
@@ -203,6 +205,7 @@ def _adopt(args: argparse.Namespace) -> None:
             f"it. Received: {args.file}"
         )
     names, workspace = _schemes(args, reference=True), Workspace(args.root)
+    summary.require_gated(names, args)
     with spinner("adopt"):
         run = adopt(
             workspace,
@@ -226,6 +229,8 @@ def _quantize(args: argparse.Namespace) -> None:
 
 def _evaluate(args: argparse.Namespace) -> None:
     artifacts = _artifacts(args, args.artifacts)
+    if args.gate is not None:
+        summary.require_gated([Policy.load(path).sidecar.scheme for path in artifacts], args)
     _evaluate_all(args, artifacts)
     summary.require_gate(artifacts, args)
 

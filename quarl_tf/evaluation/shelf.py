@@ -96,7 +96,8 @@ class Entry:
             return f"quarl evaluate {name}"
         reference = self.artifact.with_name(f"{REFERENCE}.tflite")
         if reference.exists() and scheme.post_training:
-            return f"quarl quantize {quote(str(reference))} --scheme {scheme.name}"
+            recorded = " --observations FILE" * ("recorded_sha256" in self.sidecar.check)
+            return f"quarl quantize {quote(str(reference))} --scheme {scheme.name}{recorded}"
         # Beside other files of a training that is not here, it would be refused.
         return _trained_by(self.run, scheme.name)
 
@@ -134,15 +135,15 @@ def shelf(models: Path, name: str = _ANY) -> list[Entry]:
 
 
 def available(models: Path) -> list[Entry]:
-    """Return the policies of a folder and of the package whose file is kept.
+    """Return the best policy of each name of a folder and of the package, if its file is kept.
 
-    Of each name that is the best, but all adopted ones, of which none is known to be.
+    Of adopted ones, of which none is known to be the best, those of the folder whose file is kept.
     """
     policies = []
     for name in _names(models):
         with contextlib.suppress(QuarlError):
-            best = _best(name, models)
-            policies += _kept(name, models) if best.run.adopted else [best]
+            kept = _kept(name, models)
+            policies += kept if kept and kept[0].run.adopted else [_best(name, models)]
     return policies
 
 
@@ -161,14 +162,15 @@ def find(name: str, models: Path) -> Entry:
     Its name is such as CartPole-v1/dqn/int8: task, algorithm and scheme. A UsageError where several
     adopted policies have it, of which none is known to be the best.
     """
-    entry = _best(name, models)
-    artifacts = [entry.artifact for entry in _kept(name, models)]
-    if entry.run.adopted and len(artifacts) > 1:
+    kept = _kept(name, models)
+    if not kept or not kept[0].run.adopted:
+        return _best(name, models)
+    if len(kept) > 1:
         raise UsageError(
-            f"{name} is the name of {len(artifacts)} adopted policies; give the path of one. "
-            f"Received: {', '.join(map(str, artifacts))}"
+            f"{name} is the name of {len(kept)} adopted policies; give the path of one. "
+            f"Received: {', '.join(str(entry.artifact) for entry in kept)}"
         )
-    return entry
+    return kept[0]
 
 
 def _best(name: str, models: Path) -> Entry:

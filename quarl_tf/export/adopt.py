@@ -42,6 +42,7 @@ _HEADS = {True: ("logits", "q_values"), False: ("action",)}
 
 #: Suffixes of Keras files.
 _KERAS = (".keras", ".h5", ".hdf5")
+#: First bytes of an HDF5 file.
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 
 #: Ways to a file that is adopted, by the suffixes of others.
@@ -281,12 +282,14 @@ def _cause(error: Exception) -> str:
 def _in_a_child(crash: str, work: Callable[..., Any], *arguments: Any) -> Any:
     """Work in a process of its own, which a foreign file may crash."""
     context = multiprocessing.get_context("spawn")
-    resource_tracker.ensure_running()  # Its own start would end the block.
+    resource_tracker.ensure_running()  # Its start unblocks SIGINT.
     with ProcessPoolExecutor(1, context, _end_silently) as pool:
         # While it starts, the child has Python's handler, which prints a traceback.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        future = pool.submit(work, *arguments)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            future = pool.submit(work, *arguments)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         try:
             return future.result()
         except BrokenProcessPool as error:

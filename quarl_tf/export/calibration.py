@@ -3,6 +3,7 @@
 Their seeds are used in no training and no evaluation.
 """
 
+import io
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from numpy.typing import NDArray
 
 from quarl_tf import environments
 from quarl_tf.environments.acting import play
-from quarl_tf.foundation.errors import QuarlError
+from quarl_tf.foundation.errors import QuarlError, one_line
+from quarl_tf.foundation.files import read_bytes
 from quarl_tf.foundation.seeding import environment_seed
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.store.records import Sidecar
@@ -42,13 +44,12 @@ def recorded(path: Path, sidecar: Sidecar) -> NDArray[Any]:
     Floats may be of any float type; they have to be finite.
     """
     shape, dtype = tuple(sidecar.observation_shape), np.dtype(sidecar.observation_dtype)
+    content = read_bytes(path)
     try:
-        array = np.load(path)
-        if not isinstance(array, np.ndarray):
-            raise ValueError("several arrays")
-    except (OSError, ValueError, EOFError) as error:
+        array = np.lib.format.read_array(io.BytesIO(content))  # type: ignore[no-untyped-call]
+    except Exception as error:  # A foreign file may raise anything.
         raise QuarlError(
-            f"{path} is not an array of observations; write one with numpy.save. Received: {error}"
+            f"{path} is no array in .npy; write one with numpy.save. Received: {one_line(error)}"
         ) from error
     same_kind = array.dtype == dtype or (array.dtype.kind == dtype.kind == "f")
     if not (same_kind and array.shape[1:] == shape and array.size):
@@ -57,10 +58,10 @@ def recorded(path: Path, sidecar: Sidecar) -> NDArray[Any]:
             f"Received: {array.dtype}, {[*array.shape]} in {path}"
         )
     with np.errstate(over="ignore"):  # Numbers beyond float32 become infinite and are refused.
-        observations: NDArray[Any] = array.astype(dtype)
-    if dtype.kind == "f" and not np.isfinite(observations).all():
+        converted: NDArray[Any] = array.astype(dtype)
+    if dtype.kind == "f" and not np.isfinite(converted).all():
         raise QuarlError(f"Observations are finite numbers of {dtype}. Received: others in {path}")
-    return observations
+    return converted
 
 
 def selection_returns(policy: Policy, episodes: int) -> list[float]:

@@ -32,7 +32,7 @@ from quarl_tf.store.workspace import has_sidecar, sidecar_path, write_artifact
 #: Schemes that others are made from.
 _SOURCES = (REFERENCE, "fp16")
 
-#: Facts of a sidecar's check that tell what a copy was made from, but for fp32 and rollouts.
+#: Keys of a sidecar's check that name what a copy was made from; without them, fp32 and rollouts.
 _MADE_FROM = ("source", "recorded_sha256")
 
 
@@ -53,11 +53,7 @@ def quantized(
         return _calibrated(content, scheme, observations, choices)
     recipe, form = scheme.recipe, scheme.recipe.default.weights
     if form is None or scheme.kind != "weights":
-        raise UsageError(
-            f"Without its training a flatbuffer can become {', '.join(CALIBRATED)}, ptq_opt_wNaN "
-            "for N = 2 ... 8, or ptq_wN, ptq_opt_wN and ptq_paper_wN for N = 2 ... 32. "
-            f"Received: scheme={scheme.name!r}"
-        )
+        raise _impossible(scheme)
     preparation.require_quantisable(content, flatbuffer.WEIGHTED)
     layers = Graph(content).layers() if scheme.single_layers else {}
     require_layers(recipe, layers)
@@ -75,6 +71,14 @@ def quantized(
                 values[...] = fake_quantize(values, kernel_form, axes.get(op.name, 0))
                 changed_addresses.add(values.ctypes.data)
     return bytes(copy)
+
+
+def _impossible(scheme: Scheme) -> UsageError:
+    return UsageError(
+        f"Without its training a flatbuffer can become {', '.join(CALIBRATED)}, ptq_opt_wNaN for "
+        "N = 2 ... 8, or ptq_wN, ptq_opt_wN and ptq_paper_wN for N = 2 ... 32. "
+        f"Received: scheme={scheme.name!r}"
+    )
 
 
 def _calibrated(
@@ -155,6 +159,8 @@ def quantize(source: Path, scheme: Scheme, recorded: Path | None = None) -> Path
             f"Policies are quantised from {'.tflite or '.join(_SOURCES)}.tflite. "
             f"Received: scheme={sidecar.scheme!r} of {str(source)!r}"
         )
+    if not scheme.post_training:
+        raise _impossible(scheme)
     if recorded is not None and not scheme.calibrated:
         raise UsageError(
             f"This scheme uses no observations; leave them out. Received: scheme={scheme.name!r}"
@@ -168,16 +174,12 @@ def quantize(source: Path, scheme: Scheme, recorded: Path | None = None) -> Path
     with contextlib.suppress(QuarlError):  # A copy with a damaged sidecar is replaced.
         is_foreign = target.exists() and not has_sidecar(target)
         former = Sidecar.load(sidecar_path(target))
-    refusal = UsageError(
-        f"The copy would replace a file that is not {scheme.name} made from {sidecar.scheme} and "
-        f"the same observations; move it away. Received: path={str(target)!r}"
-    )
     if former is not None:
-        former_made_from = {k: v for k, v in former.check.items() if k in _MADE_FROM}
-        if (former.scheme, former_made_from) != (scheme.name, made_from):
-            raise refusal
+        found = {k: v for k, v in former.check.items() if k in _MADE_FROM}
+        if (former.scheme, found) != (scheme.name, made_from):
+            raise _other_file(target, scheme, f"{former.scheme} made from {found or REFERENCE}")
         is_intact = target.exists() and sha256(target) == former.sha256
-        if scheme.post_training and is_intact and former.network_sha256 == sidecar.network_sha256:
+        if is_intact and former.network_sha256 == sidecar.network_sha256:
             return target
     content = flatbuffer.read(source)
     if "float16" in sidecar.weight_dtypes:
@@ -187,12 +189,19 @@ def quantize(source: Path, scheme: Scheme, recorded: Path | None = None) -> Path
         observations = np.concatenate([observations, recorded_observations])
     copy, copy_sidecar = copied(policy, content, scheme, observations)
     if is_foreign and target.read_bytes() != copy:
-        raise refusal
+        raise _other_file(target, scheme, "a file without a sidecar")
     if former is not None and former.sha256 == copy_sidecar.sha256:
         write_bytes(target, copy)
         return target
     write_artifact(target, copy, replace(copy_sidecar, check=made_from | copy_sidecar.check))
     return target
+
+
+def _other_file(path: Path, scheme: Scheme, received: str) -> UsageError:
+    return UsageError(
+        f"The copy would replace {path}, which is not {scheme.name} made from the same; move it "
+        f"and its .json away. Received: {received}"
+    )
 
 
 def compared(heads: Array, reference: Array, choices: Choices | None) -> dict[str, Any]:

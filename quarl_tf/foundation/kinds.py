@@ -44,7 +44,7 @@ FLAG = Kind("true or false", lambda value: type(value) is bool)
 NAME = Kind("a name", lambda value: type(value) is str)
 PROBABILITY = Kind("a number above 0, at most 1", lambda v: type(v) in (int, float) and 0 < v <= 1)
 TEXT = Kind("text", lambda value: type(value) is str)
-MAPPING = Kind("a mapping", lambda value: type(value) is dict and all(map(NAME.fits, value)))
+MAPPING = Kind("a mapping", lambda v: isinstance(v, Mapping) and all(map(NAME.fits, v)))
 
 
 def require_all(values: Mapping[str, Any], kinds: Mapping[str, Kind], what: str) -> None:

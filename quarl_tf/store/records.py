@@ -154,7 +154,8 @@ class Sidecar(_JsonRecord):
     tensor_dtypes: dict[str, int]
     weight_dtypes: dict[str, int]
     operators: list[str]
-    #: Results of the checks at export against the network or, after training, against fp32.
+    #: Results of the checks at export against the network or, after training, against fp32. Also
+    #: what a copy was made from, but for fp32 and rollouts (`source`, `recorded_sha256`).
     check: dict[str, Any]
     #: Hash of the network file that was exported.
     network_sha256: str

@@ -221,14 +221,17 @@ def training_record(workspace: Workspace, run_id: str) -> TrainingRecord:
         return record
     reason, command = "is not finished", "quarl train --algo … --env … --seed …"
     if run_id.startswith(f"{ADOPTED}-"):
-        reason, command = "is not here", "quarl adopt FILE --env … --head …"
-    elif not is_begun(workspace, run_id):
+        raise QuarlError(
+            "The run is not here; adopt it first (quarl adopt FILE --env … --head …), or give its "
+            f"--root. Received: run={run_id!r} in {workspace.root.resolve()}"
+        )
+    if not is_begun(workspace, run_id):
         reason, run = "does not exist", exported_run(workspace, run_id)
         if run is not None:
             reason = "is not here, only what was exported of it"
             command = f"{run.command('train')} --root DIR"
     raise QuarlError(
-        f"The run {reason}; {command.split()[1]} it first ({command}), or give its --root. "
+        f"The run {reason}; train it first ({command}). "
         f"Received: run={run_id!r} in {workspace.root.resolve()}"
     )
 

@@ -61,8 +61,8 @@ def save_to_go_on(run_folder: Path, file: Path) -> Run:
     content = load_newest(folder)
     if content is None:
         raise QuarlError(
-            "This run has no checkpoint: it has not reached its first (checkpoint_every of its "
-            "preset), or is finished and --from takes its id. "
+            "There is no checkpoint: the run is not here (--root), has not reached its first "
+            "(checkpoint_every of its preset), or is finished, and --from takes its id. "
             f"Received: folder={str(folder)!r}"
         )
     arrays, state = content

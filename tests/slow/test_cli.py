@@ -224,7 +224,7 @@ def test_gate_lets_a_scheme_pass_by_results_of_its_kind_or_exits_with_3(
         artifact = copied(MODELS / f"CartPole-v1/ppo/s0/{scheme}.tflite", tmp_path)
     gate = ["evaluate", str(artifact), "--episodes", "5", "--gate"]
     fp32 = str(artifact.with_name("fp32.tflite"))
-    assert "name one as well" in refusal(capsys, "evaluate", fp32, *gate[2:], "1000")
+    assert "name another scheme" in refusal(capsys, "evaluate", fp32, *gate[2:], "1000")
     assert verbs.main([*gate, "1000"]) == verbs.main([*gate, "1000", "--sample"]) == 0
     for greedy, sampled, options, code in (
         ([0.95] * 5, [0.8] * 5, [], 0),
@@ -260,7 +260,6 @@ def test_slow_precision_is_told_of(capsys: Capsys, monkeypatch: Patch, tmp_path:
     for extension, options, told in (
         ("avx2", [], True),
         ("avx512_bf16", [], False),
-        ("bf16", [], False),
         ("avx2", ["--precision", "float32"], False),
     ):
         monkeypatch.setattr(provenance, "processor", lambda best=extension: f"X with {best}")
@@ -368,6 +367,8 @@ def test_a_report_says_what_it_lacks(finished: Workspace, tmp_path: Path, capsys
     assert verbs.main([*words, RUN_ID]) == 0
     assert "experiments without a result: 1; " in capsys.readouterr().err
     assert "run='dqn-CartPole-v1-s9'" in refusal(capsys, *words, "dqn-CartPole-v1-s9", code=1)
+    for verb in ("evaluate", "inspect"):
+        assert "'no.tflite'" in refusal(capsys, verb, "no.tflite", code=1)
 
 
 def test_piped_output_has_paths_as_they_are(

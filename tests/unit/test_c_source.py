@@ -186,7 +186,9 @@ def test_c_of_the_shelf_and_examples(tmp_path: Path, monkeypatch: Patch, capsys:
     words = ["export", "LunarLander-v3/ppo/int8", "--target", "c", "--root", "mine"]
     printed(capsys, *words, "--no-float")
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
-    assert "int policy_act(const int32_t *observation)" in (shelf / "int8.h").read_text()
+    header = (shelf / "int8.h").read_text()
+    assert "int policy_act(const int32_t *observation)" in header
+    assert "_fixed" in header  # Of no other form, which may be linked beside it.
     # Without its training a run's exported file is there all the same.
     printed(capsys, "export", "ppo-LunarLander-v3-s0", *words[2:])
     source = (shelf / "int8.c").read_bytes()

@@ -331,8 +331,9 @@ def test_damaged_trainings_are_refused_and_flatbuffers_are_kept(copy: Workspace)
     assert f"{path} was changed or damaged after training" in refusal(copy, run_id)
     write_network(folder, weights | lost)
     assert "nan" in refusal(copy, run_id)
-    for none in ("int8", []):
-        assert f"schemes={none!r}" in refused(pipeline.export, run_id, none, root=copy.root)
+    for unfit in ("int8", []):
+        assert f"schemes={unfit!r}" in refused(pipeline.export, run_id, unfit, root=copy.root)
+        assert f"run_ids={unfit!r}" in refused(pipeline.report, unfit, root=copy.root)
     (folder / "training.json").unlink()
     assert "train it first" in refusal(copy, run_id)
     assert "adopt it first" in refusal(copy, "adopted-CartPole-v1-s0-mine")
