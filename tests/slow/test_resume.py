@@ -204,7 +204,7 @@ def test_what_cannot_be_saved_or_gone_on_from_is_one_line(
     saved(run, tmp_path, file)
     capsys.readouterr()
     words = ["checkpoint", "save", run.run_id, "--root", str(tmp_path)]
-    assert "has no checkpoint" in refusal(capsys, *words, str(file), code=1)
+    assert "no checkpoint" in refusal(capsys, *words, str(file), code=1)
     assert "ends in .npz" in refusal(capsys, *words, "saved.zip")
     task = [*shlex.split(run.command("train"))[1:], "--from", str(file), "--dry-run"]
     assert verbs.main(task) == 0
