@@ -229,8 +229,7 @@ def _quantize(args: argparse.Namespace) -> None:
 
 def _evaluate(args: argparse.Namespace) -> None:
     artifacts = _artifacts(args, args.artifacts)
-    if args.gate is not None:
-        summary.require_gated([Policy.load(path).sidecar.scheme for path in artifacts], args)
+    summary.require_gated((Policy.load(path).sidecar.scheme for path in artifacts), args)
     _evaluate_all(args, artifacts)
     summary.require_gate(artifacts, args)
 

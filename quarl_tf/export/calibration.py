@@ -1,6 +1,6 @@
-"""Greedy rollouts of a flatbuffer, to calibrate with and to choose recipes by.
+"""Observations to calibrate with, recorded or of greedy rollouts, and returns to choose recipes by.
 
-Their seeds are used in no training and no evaluation.
+The seeds of rollouts are used in no training and no evaluation.
 """
 
 import io

@@ -148,7 +148,7 @@ def _sidecar(source: Source, run_id: str) -> Sidecar:
             f"`{workspace.command(f'quarl export {run_id}')}`. Received: run={run_id!r}"
         )
     run = Run.from_dict(sidecar.run)
-    # Before its absence is told, with a command that would be refused.
+    # First, as the error below names a command that would be refused.
     require_chance(run.env_id, source.chance, None if run.adopted else run.algo)
     plain = run.plain
     fp32 = load(source, plain, REFERENCE)

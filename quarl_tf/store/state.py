@@ -219,12 +219,12 @@ def training_record(workspace: Workspace, run_id: str) -> TrainingRecord:
         record = TrainingRecord.load(folder / "training.json")
         require_same_run(folder, record.run_id)
         return record
-    reason, command = "is not finished", "quarl train --algo … --env … --seed …"
     if run_id.startswith(f"{ADOPTED}-"):
         raise QuarlError(
             "The run is not here; adopt it first (quarl adopt FILE --env … --head …), or give its "
             f"--root. Received: run={run_id!r} in {workspace.root.resolve()}"
         )
+    reason, command = "is not finished", "quarl train --algo … --env … --seed …"
     if not is_begun(workspace, run_id):
         reason, run = "does not exist", exported_run(workspace, run_id)
         if run is not None:
