@@ -312,7 +312,8 @@ def papers() -> str:
     """Return Table 2 of the papers with signed and absolute means, beside ours."""
     cells = list(csv.DictReader((ROOT / "docs/results/quarl_table2.csv").read_text().splitlines()))
     played = {row["run_id"] for row in TRAININGS}
-    with_sticky = [row for row in GAMES if row["run_id"] in played]
+    others = {row["cell"] for row in _report("games")["runs"] if row["run_id"] not in played}
+    with_sticky = [row for row in GAMES if row["cell"] not in others]
     reference, ours = (_by_task(POOLED, scheme) for scheme in ("fp32", "int8"))
     by_chance = _by_task(with_sticky, "int8")
     rows, means = [], []
@@ -528,7 +529,7 @@ def flights(pooled: Sequence[dict[str, Any]]) -> str:
         missing += [f"Policy {name} in {', '.join(lacking)}"] * bool(lacking)
         success.append([name, f"{float_} %", f"{int8} %", rows[0].get("runs", DASH), *shares])
         times = [row.get("latency_median_us") for row in rows[:2]]
-        factor = f"{times[0] / times[1]:.2f}" if all(times) else DASH
+        factor = number_text(rows[1].get("speedup"))
         sizes = [size(row.get("size_bytes")) for row in rows[:2]]
         papers = [f"{slow:g}", f"{fast:g}", f"{slow / fast:.2f}"]
         speed.append([name, *papers, *sizes, *map(number_text, times), factor, difference])
@@ -837,7 +838,7 @@ def policies() -> str:
         found = list(group)
         rows.append([env_id, f"[{algo}]({env_id}-{algo}.md)", *_index_row(found)])
         write(f"policies/{env_id}-{algo}.md", card(env_id, algo, found))
-    header = ["task", "policy", "fp32", "int8", "error", "verdict", "size", "µs"]
+    header = ["task", "policy", "fp32", "int8", "error", "verdict", "size"]
     return (
         "# Policies\n\nTrained policies of this repository: for each task, algorithm and scheme "
         "the one that did best on selection seeds. `quarl list` shows them in the terminal, and "
@@ -856,7 +857,6 @@ def _index_row(found: list[Entry]) -> list[str]:
         percent(outcome.error_percent),
         outcome.verdict or DASH,
         size(entry.sidecar.size_bytes),
-        number_text(outcome.latency_us),
     ]
 
 
@@ -885,7 +885,7 @@ def card(env_id: str, algo: str, found: list[Entry]) -> str:
         ["rules of an episode", rules],
         ["licence", "Apache-2.0"],
     ]
-    header = ["scheme", "verdict", "run", "sha256", "return", "fp32", "error", "size", "µs"]
+    header = ["scheme", "verdict", "run", "sha256", "return", "fp32", "error", "size"]
     found = sorted(found, key=lambda e: (-Scheme.parse(e.sidecar.scheme).weight_bits, e.name))
     commands = "".join(f"{entry.command()}\n" for entry in found)
     again = "" if native.run.adopted else f"{native.run.command('run')}\n"
@@ -920,7 +920,6 @@ def _card_row(entry: Entry) -> list[str]:
         number_text(outcome.reference_mean),
         percent(outcome.error_percent),
         size(sidecar.size_bytes) if sidecar.native else "simulated",
-        number_text(outcome.latency_us),
     ]
 
 

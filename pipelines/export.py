@@ -16,7 +16,7 @@ parser.add_argument("--root", default=".")
 args = parser.parse_args()
 
 try:
-    artifacts = export(args.run, args.schemes, root=args.root)
+    artifacts = export(args.run, args.schemes or None, root=args.root)
 except QuarlError as error:
     sys.exit(str(error))
 print(*artifacts, sep="\n")

@@ -16,8 +16,8 @@ of that. Verdicts are of this one run; those over several trainings, with interv
 reports. Files that are not kept have their size in brackets; their command makes them again, a
 training in another folder, DIR.
 
-|task|algorithm|scheme|run|episodes|return|fp32|error|verdict|kB|µs|sha256|command|
-|---|---|---|---|--:|--:|--:|--:|---|--:|--:|---|---|
+|task|algorithm|scheme|run|episodes|return|fp32|error|verdict|kB|sha256|command|
+|---|---|---|---|--:|--:|--:|--:|---|--:|---|---|
 """
 
 
@@ -40,7 +40,6 @@ def _row(entry: Entry) -> list[str]:
         _number(outcome.error_percent, "z.2f"),
         outcome.verdict or "",
         size if entry.artifact.exists() or not sidecar.native else f"({size})",
-        _number(outcome.latency_us, ".1f"),
         f"`{sidecar.sha256[:12]}`",
         f"`{entry.command()}`",
     ]

@@ -41,7 +41,7 @@ def _results() -> str:
             *(f"`{scheme}`", str(row["runs"]), number_text(row["return_mean"])),
             percent(row["reward_error_percent"]),
             f"{number_text(row['difference_mean'])}{interval}",
-            judged(row),
+            judged(row | {"difference": {"alike": row["difference_alike"]}}),
             size(row["size_bytes"]) if native else "simulated",
             f"{number_text(row['latency_median_us'])} µs" if native else "simulated",
         ]

@@ -16,4 +16,6 @@ args, run_options = parser.parse_known_args()  # Others are those of `quarl stud
 if not Path(args.study).is_file():
     parser.error(f"name the file of a study before the options; received: {args.study}")
 where = [args.study, "--root", args.root]
-sys.exit(main(["study", "run", *where, *run_options]) or main(["study", "report", *where]))
+code = main(["study", "run", *where, *run_options])
+# A run that failed leaves the others, and the report names what is missing.
+sys.exit(code if code > 1 else main(["study", "report", *where]) or code)

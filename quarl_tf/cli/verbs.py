@@ -97,11 +97,10 @@ def main(words: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except OSError as error:
-        if error.filename is None:  # Not of a file.
-            raise
         _warn(
             f"A file or folder cannot be used ({error.strerror or error}); change its permissions, "
-            f"or work in another folder (--root DIR). Received: path={str(error.filename)!r}"
+            "or work in another folder (--root DIR). "
+            f"Received: path={str(error.filename or 'standard output')!r}"
         )
         return 1
     return 0

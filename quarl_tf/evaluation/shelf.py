@@ -37,7 +37,6 @@ class Outcome:
     reference_mean: float | None = None
     error_percent: float | None = None
     verdict: str | None = None
-    latency_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -69,22 +68,19 @@ class Entry:
         evaluation, is_reference = self.evaluation(), self.sidecar.scheme == REFERENCE
         if evaluation is None:
             return Outcome()
-        latency = (evaluation.latency_us or {}).get("median") if self.sidecar.native else None
         comparison = None
         if not is_reference:
             with contextlib.suppress(QuarlError):  # A damaged evaluation of fp32.
                 comparison = self.comparison()
         if comparison is None:
             verdict = "reference" if is_reference else None
-            mean = fmean(evaluation.returns)
-            return Outcome(len(evaluation.seeds), mean, verdict=verdict, latency_us=latency)
+            return Outcome(len(evaluation.seeds), fmean(evaluation.returns), verdict=verdict)
         return Outcome(
             comparison.episodes,
             comparison.returns.mean,
             comparison.reference_mean,
             comparison.reward_error_percent,
             comparison.verdict,
-            latency,
         )
 
     def command(self) -> str:
@@ -93,11 +89,12 @@ class Entry:
         if self.artifact.exists():
             # Several adopted policies may have its name.
             name = quote(str(self.artifact)) if self.run.adopted else self.name
-            return f"quarl evaluate {name}"
+            return f"quarl evaluate {name}{self.run.imports}"
         reference = self.artifact.with_name(f"{REFERENCE}.tflite")
         if reference.exists() and scheme.post_training:
             recorded = " --observations FILE" * ("recorded_sha256" in self.sidecar.check)
-            return f"quarl quantize {quote(str(reference))} --scheme {scheme.name}{recorded}"
+            options = f"--scheme {scheme.name}{recorded}{self.run.imports}"
+            return f"quarl quantize {quote(str(reference))} {options}"
         # Beside other files of a training that is not here, it would be refused.
         return _trained_by(self.run, scheme.name)
 

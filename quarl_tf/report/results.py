@@ -359,29 +359,27 @@ def _row(
 
 
 def _costs(results: Sequence[Result], references: Sequence[Result]) -> dict[str, Any]:
-    """Return mean sizes and least latencies of native files; other processes add to latencies."""
+    """Return mean sizes and least latencies of native files; other processes add to latencies.
 
-    def least(timed: Iterable[Result], statistic: str) -> float:
-        latencies = [result.evaluation.latency_us or {} for result in timed]
-        return float(np.min([latency.get(statistic, math.nan) for latency in latencies]))
+    Latencies are of one processor: that which timed most of the references.
+    """
+    processors = Counter(fp32.evaluation.processor for fp32 in references)
+    processors.pop("", None)  # Of old files, whose processor is unknown.
+    processor = max(processors, key=processors.__getitem__, default=None)
+
+    def least(results: Sequence[Result], statistic: str) -> float:
+        evaluations = (r.evaluation for r in results if r.evaluation.processor == processor)
+        latencies = (evaluation.latency_us or {} for evaluation in evaluations)
+        return min((value[statistic] for value in latencies if value), default=math.nan)
 
     sizes = np.array([result.sidecar.size_bytes for result in results])
     fp32_sizes = np.array([fp32.sidecar.size_bytes for fp32 in references])
-    # Latencies have a ratio on one processor: that which timed most trainings in both schemes.
-    pairs: dict[str, list[tuple[Result, Result]]] = {}
-    for fp32, result in zip(references, results, strict=True):
-        if result.evaluation.processor == fp32.evaluation.processor != "":
-            pairs.setdefault(result.evaluation.processor, []).append((fp32, result))
-    speedup = math.nan
-    if pairs:
-        timed_references, timed_results = zip(*max(pairs.values(), key=len), strict=True)
-        speedup = least(timed_references, "median") / least(timed_results, "median")
     costs = {
         "size_bytes": float(sizes.mean()),
         "compression": float((fp32_sizes / sizes).mean()),
         "latency_median_us": least(results, "median"),
         "latency_p95_us": least(results, "p95"),
-        "speedup": speedup,
+        "speedup": least(references, "median") / least(results, "median"),
     }
     return finite(costs.items())
 

@@ -221,16 +221,18 @@ def _repetition(
         for run in column.runs:
             runs[run.run_id] = run
             schemes.setdefault(run.run_id, {})[column.scheme.name] = None
-    commands = {
-        run_id: f"{run.command('run')} --schemes {','.join(schemes[run_id])}"
-        for run_id, run in runs.items()
-    }
     episodes = max((cell.episodes or 0 for cell in cells), default=0) + source.skip_episodes
     options = f" --episodes {episodes}" + source.chance.option
+    commands = {
+        run_id: f"{run.command('run')} --schemes {','.join(schemes[run_id])}{options}"
+        for run_id, run in runs.items()
+    }
     remedies = dict.fromkeys(
-        source.remedy or _remedy(source, one, commands[one.run_id], options) for one in missing
+        source.remedy
+        or _remedy(source, one, commands[one.run_id], options + runs[one.run_id].imports)
+        for one in missing
     )
-    lines = [source.remedy] if source.remedy else [line + options for line in commands.values()]
+    lines = [source.remedy] if source.remedy else list(commands.values())
     return {"commands": lines, "remedies": list(remedies)}
 
 
@@ -245,5 +247,5 @@ def _remedy(source: Source, missing: Missing, command: str, options: str) -> str
         if missing.exported and artifact.exists():
             return f"quarl evaluate {shlex.quote(str(artifact))}{options}"
         if not missing.run_id.startswith(f"{ADOPTED}-") and any(artifact.parent.glob("*.tflite")):
-            return f"{command}{options} --root DIR"
-    return workspace.command(command + options)
+            return f"{command} --root DIR"
+    return workspace.command(command)

@@ -137,6 +137,11 @@ class Run:
             return not scheme.aware
         return scheme.name in possible_schemes(self.quantization)
 
+    @property
+    def imports(self) -> str:
+        """The options by which commands on its files know its environment."""
+        return "".join(f" --import {module}" for module in self.modules)
+
     def command(self, verb: str) -> str:
         """Return the command line of a verb for this run, of `adopt` for an adopted one."""
         words = ["quarl"]
