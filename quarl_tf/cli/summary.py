@@ -19,6 +19,7 @@ from quarl_tf.evaluation.blame import Blame
 from quarl_tf.evaluation.compare import Comparison, Interval
 from quarl_tf.evaluation.shelf import Entry, Outcome
 from quarl_tf.export.boards import Fit
+from quarl_tf.foundation import provenance
 from quarl_tf.foundation.errors import GateError, QuarlError, UsageError
 from quarl_tf.foundation.files import sha256
 from quarl_tf.runtime.flatbuffer import FLOAT_TYPES, FlatbufferAudit
@@ -42,7 +43,8 @@ def results_table(artifacts: Sequence[Path], args: Namespace) -> Table:
     counts = {comparison.episodes if comparison else args.episodes for comparison in comparisons}
     episodes = f"{counts.pop()} episodes, the same for every scheme" if len(counts) == 1 else ""
     title = f"{escape(run_id)}: {', '.join(filter(None, (episodes, args.chance.words)))}"
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    left: Mapping[str, Any] = {"title_justify": "left", "caption_justify": "left"}
+    table = Table(title=title, box=None, padding=(0, 1, 0, 0), **left)
     means = [abs(comparison.reference_mean) for comparison in comparisons if comparison]
     digits = _digits(max(means, default=0))
     rows = [_row(*pair, args, digits) for pair in zip(artifacts, comparisons, strict=True)]
@@ -52,6 +54,10 @@ def results_table(artifacts: Sequence[Path], args: Namespace) -> Table:
         table.add_column(name, justify=justify, no_wrap=not wraps)
     for row in rows:
         table.add_row(*row.values())
+    evaluations = (Evaluation.load(evaluation_path(path, args.chance)) for path in artifacts)
+    timed_on = {evaluation.processor or "an unknown processor" for evaluation in evaluations}
+    if others := sorted(timed_on - {provenance.processor()}):
+        table.caption = f"timed on {' and '.join(others)}; `quarl bench FILE` times it here"
     return table
 
 
