@@ -468,10 +468,10 @@ def _window(options: Any, image: _Shape, kernel: _Shape, output: _Shape) -> _Sha
     """Return a window and its moves as the fields in C; a dense layer has one for each vector."""
     if len(kernel) == 2:
         return kernel[1], 1, kernel[1], kernel[1], 0, math.prod(image) // kernel[1], 1
-    (_, _, width, channels), (_, height, columns, depth) = image, kernel
+    (images, _, width, channels), (_, height, columns, depth) = image, kernel
     dilations = options.dilationHFactor, options.dilationWFactor
-    if (options.padding, *dilations, depth) != (_VALID, 1, 1, channels):
-        raise _refusal("CONV_2D int8 with padding, dilation or groups")
+    if (options.padding, *dilations, depth, images) != (_VALID, 1, 1, channels, 1):
+        raise _refusal("CONV_2D int8 with padding, dilation, groups or several images")
     row, right = width * channels, options.strideW * channels
     return row, height, columns * depth, options.strideH * row, right, *output[1:3]
 

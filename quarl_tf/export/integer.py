@@ -12,7 +12,15 @@ from typing import Any
 import numpy as np
 
 from quarl_tf.export.activations import ranges
-from quarl_tf.export.graph import BETWEEN_ONES, LAYERS, UINT8, UNIT_STEP, Graph, fused_activation
+from quarl_tf.export.graph import (
+    BETWEEN_ONES,
+    LAYERS,
+    NONE,
+    UINT8,
+    UNIT_STEP,
+    Graph,
+    fused_activation,
+)
 from quarl_tf.export.rounding import round_kernel
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.quantization.grid import BYTE, Array, Grid, grid_between, own_grid
@@ -70,7 +78,9 @@ def _fold_byte_scaling(graph: Graph) -> None:
     producers = graph.producers()
     for scaling in [op for op in graph.operators if graph.name(op) == "MUL"]:
         cast, factor = producers.get(scaling.inputs[0]), graph.constant(scaling.inputs[1])
-        if factor is None or factor.size > 1 or cast is None or graph.name(cast) != "CAST":
+        if fused_activation(scaling) != NONE or factor is None or factor.size > 1:
+            continue
+        if cast is None or graph.name(cast) != "CAST":
             continue
         first = layer = users[scaling.outputs[0]]
         tensors = [scaling.outputs[0]]

@@ -194,10 +194,14 @@ def widened(content: bytes, observations: Array) -> bytes:
     """
     graph = Graph(content)
     layer = next(iter(graph.layers().values()))
-    scaling = next((op for op in graph.operators if graph.name(op) == "MUL"), None)
-    scale = graph.constant(scaling.inputs[1]) if scaling is not None else None
-    kernel = graph.constant(layer.inputs[1])
-    if scaling is None or scale is None or kernel is None or kernel.shape[1:] != (scale.size,):
+    producers, index = graph.producers(), layer.inputs[0]
+    while index in producers and graph.name(producers[index]) in ("MINIMUM", "MAXIMUM", "RESHAPE"):
+        index = producers[index].inputs[0]
+    scaling = producers.get(index)
+    if scaling is None or graph.name(scaling) != "MUL" or fused_activation(scaling) != NONE:
+        return content
+    scale, kernel = graph.constant(scaling.inputs[1]), graph.constant(layer.inputs[1])
+    if scale is None or kernel is None or kernel.shape[1:] != (scale.size,):
         return content
     if graph.readers(scaling.outputs[0]) > 1 or graph.readers(layer.inputs[0]) > 1:
         return content

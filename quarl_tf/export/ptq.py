@@ -20,7 +20,7 @@ from quarl_tf.export import auto, calibration, integer, preparation, rounding
 from quarl_tf.export.graph import LAYERS, Graph, in_float32
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.errors import QuarlError, UsageError
-from quarl_tf.foundation.files import sha256, write_bytes
+from quarl_tf.foundation.files import require_writable, sha256, write_bytes
 from quarl_tf.quantization.grid import Array, fake_quantize
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
@@ -184,6 +184,7 @@ def quantize(source: Path, scheme: Scheme, recorded: Path | None = None) -> Path
     content = flatbuffer.read(source)
     if "float16" in sidecar.weight_dtypes:
         content = in_float32(content)
+    require_writable(target.parent)  # Before the rollouts.
     observations = calibration.observations(policy) if scheme.calibrated else None
     if observations is not None and recorded is not None:
         observations = np.concatenate([observations, recorded_observations])

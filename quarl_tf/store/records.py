@@ -184,6 +184,8 @@ class Sidecar(_JsonRecord):
     def of(cls, stored: dict[str, Any], path: Path) -> Self:
         """Build the record, with one deviation for each component of the action if any."""
         sidecar = super().of(stored, path)
+        if (dtype := sidecar.observation_dtype) not in ("float32", "uint8"):
+            raise cls._invalid(path, f"observation_dtype={dtype!r}")
         std = sidecar.action_std
         if std is not None and len(std) != len(sidecar.action_low or ()):
             raise cls._invalid(path, f"action_std={std}")

@@ -13,7 +13,16 @@ from samples import SIDECAR, Artifacts, Copy, Describe, Patch, refused, snapshot
 
 from quarl_tf.cli import main
 from quarl_tf.environments import EnvSpec
-from quarl_tf.export import activations, auto, converter, int4, integer, preparation, rounding
+from quarl_tf.export import (
+    activations,
+    auto,
+    c_source,
+    converter,
+    int4,
+    integer,
+    preparation,
+    rounding,
+)
 from quarl_tf.export.converter import converted, of_function
 from quarl_tf.export.graph import Graph, in_float32
 from quarl_tf.export.ptq import quantize, quantized
@@ -354,6 +363,8 @@ def test_networks_that_a_step_is_not_for_stay_as_they_are(content: bytes) -> Non
         observations = np.random.default_rng(0).normal(0, deviation, (50, 4)).astype(np.float32)
         file = normalised(deviation, 1)
         assert preparation.widened(file, observations) == file
+    scaled = converted(of_function(lambda x: tf.tanh(hidden(x)) * SCALE, (6,), "float32"))
+    assert preparation.widened(scaled, FEATURES * SCALE[::-1] / 100) == scaled
 
 
 def test_samples_come_to_all_places_of_an_observation() -> None:
@@ -436,6 +447,7 @@ def test_an_error_that_all_actions_share_is_none() -> None:
 
 #: Of networks as others build them.
 FEATURES = np.random.default_rng(2).normal(size=(300, 6)).astype(np.float32)
+SCALE = np.array([1, 1, 1, 1, 1, 100], np.float32)
 Network = Callable[[Any], Any]
 
 
@@ -455,6 +467,11 @@ def head(x: Any) -> Any:
 def by_rows(x: Any) -> Any:
     rows = tf.nn.relu(tf.reshape(x, (1, 2, 3)) @ drawn(3, 8))
     return head(tf.reshape(rows, (1, 16)))
+
+
+def by_images(x: Any) -> Any:
+    images = tf.nn.conv2d(tf.reshape(x, (2, 3, 1, 1)), drawn(2, 1, 1, 4), 1, "VALID")
+    return head(tf.reshape(tf.nn.relu(images), (1, 16)))
 
 
 def on_a_small_image(x: Any, dilations: int = 1) -> Any:
@@ -494,12 +511,12 @@ NETWORKS: dict[str, Network] = {
 }
 
 
-def error_of(network: Network, *schemes: str) -> float:
+def error_of(network: Network, *schemes: str, inputs: np.ndarray = FEATURES) -> float:
     """Return the largest difference of heads, in standard deviations of fp32's."""
-    content = converted(of_function(network, (6,), "float32"))
-    expected = heads(content, FEATURES)
-    files = (quantized(content, Scheme.parse(scheme), FEATURES) for scheme in schemes)
-    differences = [np.abs(heads(file, FEATURES) - expected).max() for file in files]
+    content = converted(of_function(network, (6,), inputs.dtype.name))
+    expected = heads(content, inputs)
+    files = (quantized(content, Scheme.parse(scheme), inputs) for scheme in schemes)
+    differences = [np.abs(heads(file, inputs) - expected).max() for file in files]
     return float(max(differences) / expected.std())
 
 
@@ -508,11 +525,25 @@ def test_integers_compute_what_the_network_does(name: str) -> None:
     assert error_of(NETWORKS[name], "int8", "int8_tensor", "ptq_opt_w8a8") < 0.25
 
 
-def test_layers_of_several_vectors_become_c(describe: Describe) -> None:
-    content = converted(of_function(by_rows, (6,), "float32"))
-    int8 = quantized(content, Scheme.parse("int8_tensor"), FEATURES)
-    artifact = describe(int8, num_actions=3, observation_shape=[6])
-    compiled.check(artifact, FEATURES, compiled.SANITIZED)
+def clipped_bytes(x: Any) -> Any:
+    return head(tf.nn.relu6(0.1 * tf.cast(x, tf.float32)))
+
+
+def test_a_clip_behind_the_scaling_of_bytes_is_kept() -> None:
+    inputs = np.random.default_rng(0).integers(0, 256, (200, 6), np.uint8)
+    assert error_of(clipped_bytes, "int8", "int8_tensor", inputs=inputs) < 0.25
+
+
+def test_layers_of_several_vectors_become_c_but_not_those_of_several_images(
+    describe: Describe,
+) -> None:
+    files = {}
+    for network in (by_rows, by_images):
+        content = converted(of_function(network, (6,), "float32"))
+        int8 = quantized(content, Scheme.parse("int8_tensor"), FEATURES)
+        files[network] = describe(int8, network.__name__, num_actions=3, observation_shape=[6])
+    assert "several images" in refused(c_source.write, files[by_images], code=2)
+    compiled.check(files[by_rows], FEATURES, compiled.SANITIZED)
 
 
 def test_a_bias_beyond_32_bits_widens_the_scale_of_its_channel() -> None:

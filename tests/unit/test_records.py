@@ -113,6 +113,7 @@ def test_sound_records_are_read_back(tmp_path: Path) -> None:
         (EVALUATION, "protocol", [{"actions": "greedy"}]),
         (CONTINUOUS, "action_std", [0.5]),
         (SIDECAR, "run", [{}]),
+        (SIDECAR, "observation_dtype", ["float3r", "float64"]),
         (TRAINING, "run", [{"algo": "dqn", "env_id": "CartPole-v1", "overrides": {}}]),
         (TRAINING, "run", [TRAINING.run | {"seed": "0"}, TRAINING.run | {"overrides": None}]),
     ],

@@ -348,6 +348,7 @@ def test_the_terminal_warns_of_what_is_like_chance_and_shows_digits(workspace: W
     table = summary.results_table(artifacts, args)
     cells = {column.header: list(column.cells) for column in table.columns}
     assert cells["return"] == ["-0.8200", "-0.8177"]
+    assert f"timed on {EVALUATION.processor}" in str(table.caption)
     assert cells["difference [95 %]"][1].startswith("+0.0023")
 
 
