@@ -15,6 +15,7 @@ from samples import Artifacts, Capsys, Patch, printed, refusal
 from quarl_tf.cli import main
 from quarl_tf.export import adopt as adopting
 from quarl_tf.export.converter import converted, of_function
+from quarl_tf.foundation.files import sha256
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import Run
 from quarl_tf.store.records import Evaluation, Sidecar
@@ -142,6 +143,7 @@ def test_only_floats_are_adopted(artifacts: Artifacts, file: Path, capsys: Capsy
         Path(name).write_text("text")
         assert f"{name} is truncated" in refusal(capsys, "adopt", name, *MINE, code=1)
     shutil.copy(artifacts["fp16"], file)
+    describe(file, sha256=sha256(file))
     printed(capsys, "adopt", str(file), *MINE, "--schemes", "int8", "--episodes", "1")
     assert "float16" not in Policy.load(FOLDER / "fp32.tflite").sidecar.tensor_dtypes
     # Its file is not here.
