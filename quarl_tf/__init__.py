@@ -13,6 +13,10 @@ __version__ = "0.2.0"
 __all__ = ["Chance", "Policy", "Recipe", "Run", "evaluate", "export", "report", "train"]
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     """Load LiteRT with `Policy`, where that is asked for."""
     if name != "Policy":

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quarl_tf.foundation import kinds
-from quarl_tf.foundation.errors import QuarlError
+from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.spec import DEFAULT_EPISODES, DEFAULT_MARGIN_PERCENT, GREEDY, Chance, Run, Scheme
 from quarl_tf.spec.run import require_possible
 
@@ -65,6 +65,8 @@ def train(
     from quarl_tf.store.state import finished_training
     from quarl_tf.store.workspace import Workspace, delete_checkpoints
 
+    if not isinstance(run, Run):
+        raise UsageError(f"A Run is trained, such as Run('ppo', 'CartPole-v1'). Received: {run!r}")
     import_environments(run.modules)
     workspace, preset = Workspace(Path(root)), preset_of(run)
     if origin is not None:

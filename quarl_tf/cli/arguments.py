@@ -128,7 +128,7 @@ _SCHEMES = _option(
     "--schemes",
     metavar="LIST",
     help="schemes, separated by commas (default: fp32, fp16, dynamic_int8, int8 and ptq_w8 to "
-    "ptq_w2, or what a quantisation-aware training is for; for C the int8 file)",
+    "ptq_w2, or what a quantisation-aware training is for)",
 )
 _MARGIN_HELP = "acceptable loss, in %% of fp32's return (default: %(default)s)"
 _MARGIN = _option(

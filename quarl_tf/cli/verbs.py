@@ -310,7 +310,13 @@ def _artifacts(
     for name in names:
         path = Path(name)
         if schemes and not _is_file(name):
-            paths += [Workspace(args.root).artifact(name, scheme) for scheme in schemes]
+            for scheme in schemes:
+                paths.append(Workspace(args.root).artifact(name, scheme))
+                if not paths[-1].exists():
+                    raise QuarlError(
+                        f"{paths[-1]} is not there; make it (quarl export {name} --schemes "
+                        f"{scheme}), or give the folder of the run (--root). Received: {name!r}"
+                    )
         elif path.is_file() or path.suffix:
             paths.append(path)
         elif path.is_dir() or path.is_absolute() or len(path.parts) != 3:

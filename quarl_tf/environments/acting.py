@@ -35,7 +35,8 @@ def ticks(env: Any, act: Callable[[Any], Any], observations: Any) -> Iterator[Ti
     starts: Any = np.ones(getattr(env, "num_envs", ()), np.bool_)
     while True:
         actions = act(observations)
-        following, rewards, terminated, truncated, info = env.step(actions)
+        following, rewards, *ends, info = env.step(actions)
+        terminated, truncated = (np.asarray(end, np.bool_) for end in ends)
         if starts.ndim and np.shares_memory(observations, following):
             raise UsageError(
                 "A vector environment must return observations of their own at each step; copy "

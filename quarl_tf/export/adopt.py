@@ -74,6 +74,11 @@ def adopt(
     file = file.resolve() if file.is_dir() else file  # The current folder has a name as well.
     source = sidecar_path(file)
     fields = read_json(source) if source.exists() else {}
+    if "scheme" in fields:
+        raise UsageError(
+            "This file is a policy of this package already; use it as it is, or copy the .tflite "
+            f"alone to adopt it under a name. Received: {source} beside it"
+        )
     default_id, default_head = fields.pop("env_id", None), fields.pop("head", None)
     env_id, head = env_id or default_id, head or default_head
     if not (isinstance(env_id, str) and isinstance(head, str)):
@@ -204,6 +209,11 @@ def _require_interface(audit: FlatbufferAudit, spec: EnvSpec, env_id: str) -> No
         raise UsageError(
             f"A policy for {env_id} has one input, {expected[0]}, and one output, {expected[1]}. "
             f"Received: input {received[0]}; output {received[1]}"
+        )
+    if any("VARIABLE" in operator for operator in audit.operators):
+        raise UsageError(
+            "The weights are variables, whose values the file lacks; convert the model with "
+            "TFLiteConverter.from_keras_model, or adopt its .keras file. Received: READ_VARIABLE"
         )
     if other_dtypes := sorted(audit.weight_dtypes.keys() - flatbuffer.FLOAT_TYPES):
         raise UsageError(

@@ -76,7 +76,7 @@ def write(artifact: Path, *, fixed: bool = False) -> str:
     names["include"] = "<math.h>" if "tanhf(" in body else "<stdint.h>"
     tag = sidecar.sha256[:8] + "_fixed" * fixed
     names.update(algo=sidecar.run["algo"], stem=artifact.stem, tag=tag)
-    note = "-std=c99 or -ffp-contract=off keep the same floats."
+    note = "-std=c99 or -ffp-contract=off keep the same floats, but on x87."
     if fixed:
         note = "int32_t numbers are Q16.16: 65536 is 1."
     names.update(type=writer.observation_type, number=writer.number, numbers=note)
@@ -139,8 +139,9 @@ def _used_kernels(body: str) -> list[str]:
 
 def _refusal(received: str) -> UsageError:
     return UsageError(
-        "C is written of dense and convolutional policies that are int8 from the first layer on; "
-        f"name one (int8, int8_tensor, int8_head32, qat_int8). Received: {received}"
+        "C is written of a chain of dense layers and unpadded convolutions with ReLU or tanh, in "
+        "int8 from the first layer on (int8, int8_tensor, qat_int8, int8_head32 but in fixed "
+        f"point); name or adopt one. Received: {received}"
     )
 
 
@@ -375,7 +376,8 @@ class _Writer:
         mean, reach = -offset / factor, _ENDS / factor
         is_representable = (factor > 0) & (factor <= 1) & (np.abs(mean) < _FARTHEST)
         if not is_representable.all():
-            raise _refusal(f"feature {is_representable.argmin()}, which Q16.16 does not hold")
+            what = "number between two layers" if self.products else "feature"
+            raise _refusal(f"{what} {is_representable.argmin()}, which Q16.16 does not hold")
         ends = np.maximum(self._low, mean - reach), np.minimum(self._high, mean + reach)
         bounds = [np.rint(x).astype(np.int32) for x in self._broadcast(*ends)]
         return [*map(self._declare, bounds), *self._line(factor, offset)]

@@ -40,7 +40,12 @@ class Graph:
     def __init__(self, content: bytes) -> None:
         """Unpack a flatbuffer."""
         self.model = schema.ModelT.InitFromPackedBuf(bytearray(content), 0)
-        (graph,) = self.model.subgraphs
+        graph, *others = self.model.subgraphs
+        if others:
+            raise QuarlError(
+                "A flatbuffer with loops cannot be quantised so; unroll recurrent layers (in Keras "
+                f"unroll=True). Received: {1 + len(others)} graphs"
+            )
         self.tensors: list[Any] = graph.tensors
         self.operators: list[Any] = graph.operators
         self.inputs = graph.inputs = list(graph.inputs)

@@ -87,6 +87,9 @@ class Preset(ABC):
 
     def _check(self) -> None:
         self._require_multiple("train_frequency", "num_envs")
+        judged = self.until is None or self.evaluation_every < self.steps
+        text = "until is judged at evaluations before the end; make evaluation_every smaller"
+        self._require(judged, text, "until", "evaluation_every", "steps")
 
     def _require_multiple(self, name: str, divisor: str) -> None:
         fits = getattr(self, name) % getattr(self, divisor) == 0

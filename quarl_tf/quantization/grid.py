@@ -84,12 +84,13 @@ def snap(values: Array, grid: Grid, form: TensorFormat, library: Any = np) -> Ar
     low, high, step = grid
     clipped = library.minimum(library.maximum(values, low), high)
     if form.rounding == "floor":
-        rounded: Array = library.floor(clipped / step) * step
+        codes = library.floor(clipped / step)
     else:
         inverse = 1 / step
         # Codes are counted from that of 0, so that 0 stays exactly 0.
         zero = np.floor(-low * inverse + 0.5)
-        rounded = library.floor((clipped - low) * inverse - zero + 0.5) * step
+        codes = library.floor((clipped - low) * inverse - zero + 0.5)
+    rounded: Array = codes * step
     return rounded
 
 

@@ -24,7 +24,7 @@ except ModuleNotFoundError:  # LiteRT's former name, on boards without a wheel o
 
 
 class Policy:
-    """Actions from one flatbuffer, in one thread.
+    """Actions from one flatbuffer, one call at a time: threads need a policy each.
 
     Attributes:
         sidecar: The flatbuffer's sidecar.

@@ -43,6 +43,8 @@ class Run:
         """Raise a UsageError for an invalid seed, name, quantisation or origin."""
         kinds.WHOLE.require("seed", self.seed)
         kinds.MAPPING.require("overrides", self.overrides)
+        if self.presets is not None:
+            kinds.TEXT.require("presets", self.presets)
         if not isinstance(self.quantization, Quantization | None):
             raise UsageError(
                 "The quantization of a run is made by quarl_tf.presets.quantization. "

@@ -114,6 +114,7 @@ def test_sidecars_give_missing_options(artifacts: Artifacts, file: Path, capsys:
         ({}, f"{LOGITS} --name mine --schemes fp16", "Received: scheme='fp16'"),
         ({"action_std": [0.5]}, LOGITS, "Received: action_std=[0.5]"),
         ({"action_low": [-1e300]}, LOGITS, "expected None"),
+        ({"scheme": "fp32"}, LOGITS, "a policy of this package already"),
         ({"sha256": "0"}, LOGITS, "flatbuffer or environment than these. Received: sha256"),
         ({"heads": "logits"}, LOGITS, "Received: fields that differ heads"),
     ],

@@ -276,6 +276,7 @@ def test_values_of_another_kind_are_refused(name: str, values: list[Any]) -> Non
     ("cell", "changes", "received"),
     [
         (DQN, {"train_frequency": 100, "num_envs": 7}, "train_frequency=100, num_envs=7"),
+        (DQN, {"evaluation_every": 10**6, "until": 475}, "until=475, evaluation_every=1000000"),
         (DQN, {"learning_starts": 8}, "learning_starts=8"),
         (DQN, {"buffer_size": 1001}, "buffer_size=1001"),
         (DDPG, {"steps": 1000, "learning_starts": 900, "train_frequency": 200}, "steps=1000"),
