@@ -312,7 +312,7 @@ def _artifacts(
         if schemes and not _is_file(name):
             for scheme in schemes:
                 paths.append(Workspace(args.root).artifact(name, scheme))
-                if not paths[-1].exists():
+                if read_only and not paths[-1].exists():
                     raise QuarlError(
                         f"{paths[-1]} is not there; make it (quarl export {name} --schemes "
                         f"{scheme}), or give the folder of the run (--root). Received: {name!r}"

@@ -341,7 +341,7 @@ def test_the_commands(tmp_path: Path, capsys: Capsys, monkeypatch: Patch) -> Non
     assert f"recorded  {target}" in printed(capsys, "record", *words)
     assert target.exists()
     for arguments, out, code, message in (
-        ([run_id], "film.gif", 1, "fp32.tflite cannot be read"),
+        ([run_id], "film.gif", 1, "fp32.tflite is not there; make it (quarl export"),
         (["nothing"], "film.gif", 2, "A run id is"),
         ([run_id, "--schemes", "fp33"], "film.gif", 2, "fp33"),
         ([artifact], "film.avi", 2, "ends in .gif"),
