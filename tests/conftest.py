@@ -139,8 +139,7 @@ def artifacts(networks: dict[str, Network], tmp_path_factory: pytest.TempPathFac
     paths = {}
     for name, (network, scheme, io, changes) in recipes.items():
         content = networks[network].convert(scheme, io)
-        path = folder / f"{name}.tflite"
-        paths[name] = write_flatbuffer(path, content, scheme=scheme, **changes)
+        paths[name] = write_flatbuffer(folder / f"{name}.tflite", content, scheme=scheme, **changes)
     return paths
 
 

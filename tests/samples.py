@@ -3,6 +3,7 @@
 import csv
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -138,6 +139,17 @@ def python(*words: str, code: int = 0, **options: Any) -> subprocess.CompletedPr
     completed = subprocess.run(command, capture_output=True, text=True, check=False, **options)
     assert completed.returncode == code, completed.stderr
     return completed
+
+
+def python_with(variable: str, folder: Path, *installations: str) -> str:
+    """Return the Python that a variable of the environment names, or that of a new one."""
+    if path := os.environ.get(variable):
+        return path
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    for packages in installations:
+        words = [folder / "bin/pip", "install", "--quiet", *packages.split()]
+        subprocess.run(words, check=True)
+    return str(folder / "bin/python")
 
 
 def copied(artifact: Path, folder: Path) -> Path:
@@ -312,8 +324,7 @@ def write_network(folder: Path, weights: Weights) -> None:
     """Give a finished training another network."""
     networks.save_weights(folder / "network.npz", weights)
     record = TrainingRecord.load(folder / "training.json")
-    hashed = sha256(folder / "network.npz")
-    replace(record, network_sha256=hashed).save(folder / "training.json")
+    replace(record, network_sha256=sha256(folder / "network.npz")).save(folder / "training.json")
 
 
 def random_weights(network: Any, seed: int = 0) -> Weights:

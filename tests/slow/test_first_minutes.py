@@ -73,8 +73,7 @@ def test_each_script_does_its_stage(folder: Path) -> None:
 
     assert run_id in script("pipelines/train.py", "ppo", "CartPole-v1", "0")
     paths = script("pipelines/export.py", run_id, "fp32", "int8").split()
-    output = script("pipelines/evaluate.py", *paths, "--episodes", "5")
-    assert output.count("mean return") == 2
+    assert script("pipelines/evaluate.py", *paths, "--episodes", "5").count("mean return") == 2
     page = script("pipelines/report.py", run_id).strip()
     assert (mine / page).exists()
     assert page in script("pipelines/run.py", "ppo", "CartPole-v1", "0")
@@ -191,8 +190,7 @@ def test_own_presets_go_before_the_package_s_and_overrides_before_both(tmp_path:
     for overrides, clip in (({}, 0.3), ({"clip": 0.1}, 0.1)):
         preset = presets.load("ppo", "CartPole-v1", overrides, path)
         assert asdict(preset) == SHIPPED | {"epochs": 3, "clip": clip}
-    other = presets.load("a2c", "CartPole-v1", file=path)
-    assert other == presets.load("a2c", "CartPole-v1")
+    assert presets.load("a2c", "CartPole-v1", file=path) == presets.load("a2c", "CartPole-v1")
 
 
 def test_entries_may_share_values_and_numbers_have_exponents(tmp_path: Path) -> None:

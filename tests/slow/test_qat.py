@@ -257,8 +257,7 @@ CONVOLUTIONAL = {"byte_scaling": 7, "convolution_0": 5, "convolution_1": 5, "hid
     ],
 )
 def test_every_layers_output_has_its_width(name: str, widths: dict[str, int]) -> None:
-    network = frozen(name, aware(5, edge_bits=7))
-    outputs = layers_of(network, name)
+    outputs = layers_of(frozen(name, aware(5, edge_bits=7)), name)
     counts = {layer: len(np.unique(values)) for layer, values in outputs.items()}
     assert counts.keys() == widths.keys()
     for layer, width in widths.items():
@@ -290,9 +289,7 @@ OPTIONS: list[dict[str, Any]] = [
     ],
     ids=str,
 )
-def test_every_way_of_computing_a_quantised_network_is_the_same(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_every_way_of_computing_a_network_is_the_same(name: str, options: dict[str, Any]) -> None:
     network = frozen(name, aware(**options))
     for variable in network.trainable_variables:
         if "log_stretch" in variable.name:
@@ -449,12 +446,9 @@ _CERTAIN = {"ddpg": {"noise": 0.0}, "dqn": {"exploration_final": 0.0}, "ppo": {}
 
 
 @pytest.mark.parametrize("name", _CERTAIN)
-def test_from_the_delay_on_the_quantised_network_acts_on_fixed_grids(
-    name: str, tmp_path: Path
-) -> None:
+def test_from_the_delay_on_the_network_acts_on_fixed_grids(name: str, tmp_path: Path) -> None:
     overrides = {**PLAIN[name].overrides, **_CERTAIN[name], "evaluation_every": 800}
-    run = replace(RUNS[name], overrides=overrides)
-    state = begun(tmp_path, run)
+    state = begun(tmp_path, replace(RUNS[name], overrides=overrides))
     state.resume()
     while not state._quantized:
         state.burst()

@@ -86,9 +86,7 @@ def _alive(pid: str) -> bool:
     return False
 
 
-def test_a_killed_study_goes_on_without_the_cell_that_fails(
-    finished: Finished, capsys: Capsys
-) -> None:
+def test_a_killed_study_goes_on_without_what_fails(finished: Finished, capsys: Capsys) -> None:
     path, root, output = finished
     statuses = plan(Workspace(root), read(path))
     expected = [*[State.EVALUATED] * 6, *[State.FAILED] * 2, State.MISSING]
@@ -123,9 +121,7 @@ def test_a_second_run_tries_again_what_failed_and_states_follow_from_the_files_a
         assert states(tmp_path, study)[3] == state
 
 
-def test_results_stand_without_the_run_folders_as_in_a_fresh_clone(
-    finished: Finished, tmp_path: Path
-) -> None:
+def test_results_stand_without_run_folders_as_in_clones(finished: Finished, tmp_path: Path) -> None:
     _, root, _ = finished
     shutil.copytree(root / "tflite_models", tmp_path / "tflite_models")
     study = read(write_study(tmp_path, SOUND_STUDY))
@@ -264,9 +260,7 @@ def test_quantised_runs_wait_for_their_reference(tmp_path: Path) -> None:
     assert log.parent.name == plain_ids[0]
 
 
-def test_a_failed_scheme_stops_no_run_whose_reference_is_there(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_failed_scheme_stops_no_run_with_a_reference(tmp_path: Path, monkeypatch: Patch) -> None:
     study = read(write_study(tmp_path, STUDY + "bits: [4]\n"))
     plain_id, aware_id = dict.fromkeys(run.run_id for run, _ in study.experiments())
     failing = _Recorder(1, plain_id)
@@ -283,23 +277,16 @@ def test_a_failed_scheme_stops_no_run_whose_reference_is_there(
     assert failing.started == [plain_id, aware_id]
 
 
-def test_a_training_waits_for_the_one_it_starts_from(tmp_path: Path) -> None:
+def test_a_training_waits_for_the_network_it_starts_from_and_takes_no_other(tmp_path: Path) -> None:
     cell = "{algo: ppo, env: CartPole-v1, overrides: {steps: 4000}}"
     start = "from: {sha256: abc, overrides: {steps: 4000}}}"
     text = STUDY.replace("[0]", "[3]").replace("v1}]", f"v1, {start}, {cell}]")
     study = read(write_study(tmp_path, text))
     assert len({cell.distinction for cell in study.cells}) == 2
-    later_id, origin_id = dict.fromkeys(run.run_id for run, _ in study.experiments())
-    recorder = _Recorder(2)
-    play(tmp_path, study, recorder)
-    assert recorder.started == [origin_id, later_id]
-
-
-def test_no_training_starts_from_another_network_of_its_study(tmp_path: Path) -> None:
-    start = "from: {sha256: abc}, overrides: {steps: 4000}}, {algo: ppo, env: CartPole-v1}]"
-    study = read(write_study(tmp_path, STUDY.replace("v1}]", f"v1, {start}")))
     later, origin = {run.run_id: run for run, _ in study.experiments()}.values()
-    workspace = Workspace(tmp_path)
+    recorder, workspace = _Recorder(2), Workspace(tmp_path)
+    play(tmp_path, study, recorder)
+    assert recorder.started == [origin.run_id, later.run_id]
 
     def train(_: engine.Job) -> int:
         samples.write_training(workspace, origin, {}, np.zeros((2, 4)))

@@ -1,19 +1,17 @@
 """Policies of Stable-Baselines3, trained and converted where that is installed, are adopted."""
 
-import os
 import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from samples import ROOT, Patch, python_with
 
 from quarl_tf.cli import main
 from quarl_tf.runtime.policy import Policy
 
-ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples/from_sb3.py"
 PAGE = (ROOT / "docs/results/sb3.md").read_text()
 
@@ -33,19 +31,11 @@ SAC("MlpPolicy", "Pendulum-v1", seed=0).save("sac.zip")
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return a Python that has Stable-Baselines3 and litert-torch: QUARL_SB3, or a new one."""
-    if path := os.environ.get("QUARL_SB3"):
-        return path
-    folder = tmp_path_factory.mktemp("sb3")
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     (packages,) = re.findall("^pip install (.+)$", PAGE, re.MULTILINE)
-    for names in ("torch==2.13.0", packages):
-        subprocess.run([folder / "bin/pip", "install", "--quiet", *names.split()], check=True)
-    return str(folder / "bin/python")
+    return python_with("QUARL_SB3", tmp_path_factory.mktemp("sb3"), "torch==2.13.0", packages)
 
 
-def test_policies_of_stable_baselines3_are_adopted(
-    python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_policies_of_sb3_are_adopted(python: str, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     subprocess.run([python, "-c", _TRAIN], check=True)
     for name, env_id, options in (
@@ -60,9 +50,7 @@ def test_policies_of_stable_baselines3_are_adopted(
         assert policy.sidecar.head == {"ppo": "logits", "sac": "action"}[name]
 
 
-def test_the_commands_of_the_docs_stand(
-    python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_commands_of_the_docs_stand(python: str, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     for path in (EXAMPLE, ROOT / "examples/train_sb3.py"):
         shutil.copy(path, tmp_path)

@@ -1,15 +1,13 @@
 """Policies on what is not here: 32-bit Arm by QEMU, TensorFlow Lite Micro by its own wheel."""
 
-import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import compiled
 import numpy as np
 import pytest
-from samples import MODELS, copied
+from samples import MODELS, Artifacts, copied, python_with
 
 from quarl_tf.export import boards
 from quarl_tf.runtime.policy import Policy
@@ -49,13 +47,8 @@ def test_32_bit_arm_computes_the_same_bits(run: str, fixed: bool, tmp_path: Path
 @pytest.fixture(scope="module")
 def micro(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return a Python that has TensorFlow Lite Micro: QUARL_MICRO, or a new one."""
-    if path := os.environ.get("QUARL_MICRO"):
-        return path
     folder = tmp_path_factory.mktemp("micro")
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    words = [folder / "bin/pip", "install", "--quiet", "tflite-micro==0.dev20261023182759"]
-    subprocess.run(words, check=True)
-    return str(folder / "bin/python")
+    return python_with("QUARL_MICRO", folder, "tflite-micro==0.dev20261023182759")
 
 
 def replayed(micro: str, artifact: Path, observations: np.ndarray, folder: Path) -> np.ndarray:
@@ -82,9 +75,7 @@ def test_tensorflow_lite_micro_takes_the_same_actions(run: str, micro: str, tmp_
     assert (expected_actions != actions).mean() < 0.01
 
 
-def test_what_lacks_an_operator_does_not_run_there(
-    artifacts: dict[str, Path], micro: str, tmp_path: Path
-) -> None:
+def test_what_lacks_operators_fails_there(artifacts: Artifacts, micro: str, tmp_path: Path) -> None:
     for scheme in ("fp32", "fp16", "int8", "dynamic_int8"):
         shape = Policy.load(artifacts[scheme]).sidecar.observation_shape
         observations = np.zeros((1, *shape), np.float32)

@@ -59,6 +59,5 @@ def test_a_killed_worker_costs_nothing_but_time(gathers: bool, tmp_path: Path) -
     # Where nodes have folders of their own, checkpoints and curves for TensorBoard stay there.
     assert bool(list(remote.root.glob("runs/*/*/"))) != gathers
     before = time.time()
-    repeated = engine.run(remote, study, engine.LocalEngine(2), lines.append, silent)
-    assert repeated == statuses
+    assert engine.run(remote, study, engine.LocalEngine(2), lines.append, silent) == statuses
     assert not [path for path in remote.root.rglob("*.tflite") if path.stat().st_mtime > before]

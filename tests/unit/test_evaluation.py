@@ -168,8 +168,7 @@ def test_saved_evaluations_are_reused(stochastic: Describe) -> None:
 def test_evaluations_of_games_state_their_rules(stochastic: Describe, monkeypatch: Patch) -> None:
     assert evaluate(stochastic("fp32", "fp32"), SEEDS[:2]).protocol.game is None
     # CartPole under the name of a game.
-    entry = "gymnasium.envs.classic_control:CartPoleEnv"
-    game = register(monkeypatch, "PoleNoFrameskip-v4", entry)
+    game = register(monkeypatch, "PoleNoFrameskip-v4", "gymnasium.envs.classic_control:CartPoleEnv")
     path = stochastic("fp32", "fp32", env_id=game)
     evaluations = [
         evaluate(path, SEEDS[:2], chance, reference=path) for chance in (GREEDY, SAMPLED)

@@ -20,7 +20,6 @@ from quarl_tf.export import convert
 from quarl_tf.export.convert import TrainedNetwork
 from quarl_tf.export.graph import Graph
 from quarl_tf.export.ptq import described
-from quarl_tf.foundation.files import sha256
 from quarl_tf.networks import Weights
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
@@ -129,7 +128,6 @@ def test_sidecars_describe_the_file(exported: Artifacts, name: str) -> None:
         **env_spec(POLE).facts,
     }
     assert vars(sidecar) == expected
-    assert (sidecar.sha256, sidecar.size_bytes) == (sha256(path), path.stat().st_size)
     ends = [(spec.shape, spec.dtype) for spec in (*audit.inputs, *audit.outputs)]
     assert ends == [((1, 4), "float32"), ((1, 2), "float32")]
     signatures = Interpreter(model_path=str(path)).get_signature_list()
@@ -161,7 +159,6 @@ def test_float_flatbuffers_are_their_networks(bench: Bench, kind: str, scheme: s
     assert np.ptp(expected, axis=0).min() > 0.1
     np.testing.assert_allclose(heads(path, observations), expected, rtol=1e-4, atol=1e-4)
     sidecar = Sidecar.load(sidecar_path(path))
-    assert sidecar.check["max_abs_difference"] <= sidecar.check["tolerance"]
     std = [0.3] * len(sidecar.action_low or ())  # Of PPO's continuous actions.
     assert sidecar.action_std == (pytest.approx(std) if KINDS[kind].algo == "ppo" else None)
     if kind == "continuous":  # The head is the mean as it is; acting keeps within the bounds.

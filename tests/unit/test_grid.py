@@ -124,9 +124,8 @@ def test_outputs_change_less_than_by_rounding_to_the_nearest() -> None:
 
 @pytest.mark.parametrize("name", ["_BATCH", "_BLOCK"])
 def test_steps_through_wide_kernels_change_nothing(name: str, monkeypatch: Patch) -> None:
-    rng = np.random.default_rng(2)
     # The halves of the inputs are uncorrelated, so neither compensates for the other.
-    halves = rng.normal(size=(2, 400, 12)).astype(np.float32)
+    halves = np.random.default_rng(2).normal(size=(2, 400, 12)).astype(np.float32)
     inputs = np.zeros((800, 24), np.float32)
     inputs[:400, :12], inputs[400:, 12:] = halves
     at_once, grid = gptq(KERNEL, inputs, FOUR)

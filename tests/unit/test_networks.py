@@ -56,9 +56,8 @@ def test_images_go_through_convolutions_by_hand() -> None:
     assert maps.shape == (7, 5, 4, 3)
     maps = np.maximum(convolve(maps, values, "convolution_1", 1), 0)
     expected = dense(np.maximum(dense(maps.reshape(7, -1), values, "hidden_0"), 0), values, "head")
-    for actual in (network(images).numpy(), forward(network)(images)):
+    for actual in (network(images).numpy(), forward(network)(images), Snapshot(network)(images)):
         np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(Snapshot(network)(images), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_critics_see_images_beside_actions_between_ones() -> None:
@@ -187,7 +186,6 @@ def test_bfloat16_networks_have_a_twin_in_float32(spec: EnvSpec, design: Design)
     np.testing.assert_array_equal(snapshot(observations), forward(choosing)(observations))
     assert not np.array_equal(snapshot(observations), before)
     rough, exact = half(observations).numpy(), twin(observations).numpy()
-    assert rough.dtype == np.float32
     assert 1e-5 < np.abs(rough - exact).max() < 0.05 * np.abs(exact).max()
 
 

@@ -193,8 +193,7 @@ def test_other_environments_have_a_film(tmp_path: Path, shots: list[Any]) -> Non
 
 def acting(action: Any, env_id: str = "CartPole-v1", scheme: str = "fp32") -> Any:
     """Return a policy with a constant action."""
-    spec = environments.env_spec(env_id)
-    sidecar = replace(SIDECAR, env_id=env_id, scheme=scheme, **spec.facts)
+    sidecar = replace(SIDECAR, env_id=env_id, scheme=scheme, **environments.env_spec(env_id).facts)
     return SimpleNamespace(sidecar=sidecar, act=lambda _: action)
 
 
@@ -225,7 +224,6 @@ def test_the_last_shot_of_an_episode_is_kept_until_the_other_ends(shots: list[An
 @pytest.mark.parametrize(
     ("env_id", "action", "size", "rate"),
     [
-        ("CartPole-v1", 0, (600, 400), 50),
         ("LunarLander-v3", 2, (600, 400), 50),
         ("PongNoFrameskip-v4", 2, (304, 400), 15),
         ("HalfCheetahBulletEnv-v0", np.zeros(6, np.float32), (534, 400), 60),

@@ -268,8 +268,7 @@ def test_variance_and_return_are_smoothed_where_they_are_known() -> None:
     assert [len(axes.lines) for axes in single.axes] == [1, 1]
     # A group that lacks a training is named.
     texts = mean_curves(groups(), VARIANCE, "step").legends[0].get_texts()
-    names = [text.get_text() for text in texts[:2]]
-    assert names == ["fp32", "fp32 (layer_norm=True) (missing)"]
+    assert [text.get_text() for text in texts[:2]] == ["fp32", "fp32 (layer_norm=True) (missing)"]
 
 
 def test_a_trend_goes_by_episodes_and_marks_where_each_training_began_to_quantise() -> None:

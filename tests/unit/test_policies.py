@@ -18,7 +18,7 @@ from conftest import Network
 from samples import Artifacts, Copy, Describe, Patch, refused
 
 from quarl_tf.evaluation import memory
-from quarl_tf.evaluation.play import percentiles, time_calls
+from quarl_tf.evaluation.play import time_calls
 from quarl_tf.foundation import native_output
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.flatbuffer import audit, byte_size, weights
@@ -93,15 +93,13 @@ def test_continuous_actions_are_drawn_around_the_head_and_clipped(artifacts: Art
     assert (actions.dtype, actions.min(), actions.max()) == (np.float32, -0.5, 0.25)
 
 
-def test_ties_are_counted_and_calls_are_timed(artifacts: Artifacts) -> None:
+def test_ties_are_counted_but_not_those_of_timing(artifacts: Artifacts) -> None:
     sidecar = replace(Sidecar.load(sidecar_path(artifacts["tied"])), head="logits")
     policy = Policy(artifacts["tied"].read_bytes(), sidecar)
     random, untouched = np.random.default_rng(0), np.random.default_rng(0)
     time_calls(policy, VECTORS, calls=50, random=random)
     assert random.bit_generator.state != untouched.bit_generator.state
-    latency = percentiles(time_calls(policy, VECTORS, calls=50))
-    assert set(latency) == {"median", "p95", "p99"}
-    assert 0 < latency["median"] <= latency["p95"] <= latency["p99"]
+    time_calls(policy, VECTORS, calls=50)
     # Timing counts no ties.
     assert policy.ties == 0
     assert {policy.sample(x, random) for x in VECTORS} == {0, 1}
@@ -199,8 +197,7 @@ def test_a_policy_acts_without_error_output_and_temporary_folder(artifacts: Arti
     )
     for redirection in ("", "2>&-"):
         command = f"{shlex.quote(sys.executable)} -c {shlex.quote(code)} {redirection}"
-        printed = subprocess.check_output(command, shell=True, text=True)
-        assert printed.strip() in ("0", "1")
+        assert subprocess.check_output(command, shell=True, text=True).strip() in ("0", "1")
 
 
 KERNELS, BIASES = 4 * 64 + 64 * 64 + 64 * 2, 64 + 64 + 2

@@ -154,8 +154,7 @@ def test_every_transition_is_as_likely_as_any_other_and_depends_on_the_generator
 
 @pytest.mark.parametrize(("spec", "least"), [(VECTORS, 4), (STACKS, 9)])
 def test_a_replay_too_small_to_draw_from_is_refused(spec: EnvSpec, least: int) -> None:
-    message = refused(Replay, spec, 2 * least - 1, 2, code=2)
-    assert f"Received: {least - 1} of each of 2" in message
+    assert f"Received: {least - 1} of each of 2" in refused(Replay, spec, 2 * least - 1, 2, code=2)
     Replay(spec, 2 * least, 2)
 
 

@@ -196,14 +196,13 @@ def test_the_page_loads_nothing_and_both_pages_show_every_result(single: Path) -
 def test_a_report_needs_no_evaluated_flatbuffers(drawn: Workspace, monkeypatch: Patch) -> None:
     monkeypatch.setattr(flatbuffer, "weights", layers)
     run = add_run(drawn, schemes=["fp32", "int8"])
-    command = {"command": f"quarl report {run.run_id}"}
-    folder = write(drawn, run, **command)
+    folder = write(drawn, run)
     figure = folder / "figures" / "weight_histograms.png"
     results = (folder / "results.json").read_bytes()
     assert figure.exists()
     for scheme in ("fp32", "int8"):
         drawn.artifact(run.run_id, scheme).unlink()
-    write(drawn, run, **command)
+    write(drawn, run)
     assert (folder / "results.json").read_bytes() == results
     assert not figure.exists()
 
@@ -438,8 +437,7 @@ def test_what_does_not_match_is_missing(workspace: Workspace) -> None:
 
 def test_a_baseline_on_other_episodes_is_missing(workspace: Workspace) -> None:
     run = add_run(workspace)
-    artifacts = workspace.artifact_dir(run.run_id)
-    change(artifacts / "random.eval.json", seeds=list(range(EPISODES)))
+    change(workspace.artifact_dir(run.run_id) / "random.eval.json", seeds=list(range(EPISODES)))
     folder = write(workspace, run)
     assert missing_of(folder) == {"random": "was not evaluated on the episodes of fp32"}
     rows, (markdown, _) = rows_of(folder, "runs"), pages_of(folder)
@@ -495,7 +493,6 @@ def test_few_episodes_are_noted_and_other_files_are_left_out(workspace: Workspac
     assert notes(workspace, run)["few_episodes"]["episodes"] == 5
     rows = results_of(workspace.report_dir(run.run_id))["runs"]
     assert [row["scheme"] for row in rows] == list(SCHEMES)
-    assert {row["verdict"] for row in rows[1:]} == {"inconclusive"}
 
 
 def test_a_quantisation_aware_run_is_compared_with_its_reference(workspace: Workspace) -> None:
@@ -657,7 +654,6 @@ def test_a_study_is_a_report_of_its_cells(workspace: Workspace) -> None:
     ]
     # Of the 30 episodes, those that the study asks for.
     assert {row["episodes"] for row in results["runs"]} == {20}
-    assert {cell["episodes"] for cell in results["cells"]} == {20}
     assert "Published: 1 < 2." in pages_of(folder)[1]
     # Without fp32 of a seed, nothing of it can be compared.
     evaluation_path(workspace.artifact("dqn-CartPole-v1-s1", "fp32")).unlink()
@@ -676,7 +672,6 @@ def test_a_study_of_which_nothing_exists_has_a_report(drawn: Workspace) -> None:
     assert all(row["return_mean"] is None for row in (*results["pooled"], *results["runs"]))
     labels = [row["label"] for row in results["pooled"][:5]]
     assert labels == ["fp32", "int8", "ptq_w4", "qat_w4a4 from 25,000", "qat_w4a4 from 5,000"]
-    assert "int8 of dqn-CartPole-v1-s0 " in pages_of(folder)[1]
 
 
 def test_memory_is_compared_with_that_of_fp32(workspace: Workspace, monkeypatch: Patch) -> None:

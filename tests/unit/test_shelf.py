@@ -58,8 +58,7 @@ def test_a_damaged_policy_is_refused_and_hides_no_other(models: Path) -> None:
     (models / "CartPole-v1/dqn/s1/fp16.json").write_text('{"run_id": 1}')
     assert [entry.name for entry in available(models)] == [name for name in names if name != NAME]
     assert "s1/int8.json cannot be read as JSON" in refused(take, NAME, models)
-    other = "LunarLander-v3/ppo/int8"
-    assert take(other, models).exists()
+    assert take("LunarLander-v3/ppo/int8", models).exists()
 
 
 def test_what_a_network_earned_before_the_delay_does_not_count(models: Path) -> None:
