@@ -14,7 +14,7 @@ import pytest
 import samples
 from samples import TINY, Capsys, Patch, begun, built, products, refusal, refused, silent, snapshot
 
-from quarl_tf import environments, networks, presets
+from quarl_tf import environments, networks, pipeline, presets
 from quarl_tf.foundation.files import locked
 from quarl_tf.foundation.seeding import environment_seed
 from quarl_tf.networks import inference
@@ -131,6 +131,7 @@ def test_a_run_that_another_process_trains_is_refused(tmp_path: Path) -> None:
     with locked(folder, "held by the test"):
         assert "Received: run='dqn-" in refused(train, Workspace(tmp_path), TINY, silent)
         assert not any(folder.iterdir())
+    assert "A Run is trained" in refused(pipeline.train, TINY.run_id, root=tmp_path, code=2)
 
 
 def test_full_disk_is_one_line_and_training_goes_on_later(

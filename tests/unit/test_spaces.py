@@ -5,6 +5,7 @@ from copy import deepcopy
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -142,6 +143,10 @@ def test_what_does_not_fit_is_refused(monkeypatch: Patch) -> None:
     envs = make_vector(register(monkeypatch, THREE, TWO, {"copy": False}), 2)
     stream = ticks(envs, lambda _: np.zeros(2, int), envs.reset(seed=0)[0])
     assert "copy them" in refused(next, stream, code=2)
+    # One whose ends are numbers, of which ~ would be -1 and -2.
+    numbers = SimpleNamespace(step=lambda _: (np.ones(2), np.ones(2), [0, 1], [1, 0], {}))
+    tick = next(ticks(numbers, np.asarray, np.zeros(2)))
+    assert (tick.terminated.tolist(), tick.truncated.tolist()) == ([False, True], [True, False])
     for algo in ("dqn", "ddpg"):
         message = refused(require_actions, algo, SEVERAL, code=2)
         assert message.endswith("take a2c or ppo. Received: actions='multi-discrete'")
