@@ -905,7 +905,7 @@ def card(env_id: str, algo: str, found: list[Entry]) -> str:
         + act
         + "\n## Limits\n\nMeasured on evaluation seeds of the task as it is registered; the return "
         "in another version of the environment, or on hardware that rounds otherwise, may differ. "
-        "Simulated schemes have no size or latency of their own.\n"
+        "Simulated schemes have no size of their own.\n"
     )
 
 

@@ -43,7 +43,7 @@ def _results() -> str:
             f"{number_text(row['difference_mean'])}{interval}",
             judged(row | {"difference": {"alike": row["difference_alike"]}}),
             size(row["size_bytes"]) if native else "simulated",
-            f"{number_text(row['latency_median_us'])} µs" if native else "simulated",
+            number_text(row["latency_median_us"], " µs") if native else "simulated",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

@@ -14,7 +14,7 @@ __all__ = ["Chance", "Policy", "Recipe", "Run", "evaluate", "export", "report", 
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return [*globals(), "Policy"]  # It is loaded late.
 
 
 def __getattr__(name: str) -> Any:

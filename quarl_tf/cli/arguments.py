@@ -181,7 +181,7 @@ _EVALUATION = (
     _option("--gate", type=_PERCENT, metavar="PERCENT", help="exit with 3 if a scheme loses more"),
     _option("--confident", action="store_true", help="apply the gate to the interval's worse end"),
 )
-_TARGET_HELP = "c: C99 of int8 schemes; RUN may be an int8 file, or its name on the shelf"
+_TARGET_HELP = "c: C99 of --schemes (default: int8, qat_int8); RUN may be such a file, or its name"
 _NO_FLOAT_HELP = "C in integers alone: observations, heads and actions in Q16.16 (65536 is 1)"
 _HEADS = ("logits", "q_values", "action")
 _PTQ_NAMES = "ptq_wN, ptq_opt_wN, ptq_opt_wNaN, ptq_paper_wN"

@@ -56,7 +56,8 @@ def results_table(artifacts: Sequence[Path], args: Namespace) -> Table:
         table.add_row(*row.values())
     evaluations = (Evaluation.load(evaluation_path(path, args.chance)) for path in artifacts)
     timed_on = {evaluation.processor or "an unknown processor" for evaluation in evaluations}
-    if others := sorted(timed_on - {provenance.processor()}):
+    others = sorted(timed_on - {provenance.processor()})
+    if others and any(row[name] for row in rows for name in row if "µs" in name):
         table.caption = f"timed on {' and '.join(others)}; `quarl bench FILE` times it here"
     return table
 

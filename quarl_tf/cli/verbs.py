@@ -6,6 +6,7 @@ Exit codes: 0 success, 1 failure, 2 wrong use, 3 failed quality gate, 4 busy, 13
 
 import argparse
 import atexit
+import errno
 import os
 import shlex
 import signal
@@ -97,6 +98,8 @@ def main(words: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except OSError as error:
+        if error.filename is None and error.errno != errno.ENOSPC:  # Of no file or full disk.
+            raise
         _warn(
             f"A file or folder cannot be used ({error.strerror or error}); change its permissions, "
             "or work in another folder (--root DIR). "
@@ -310,12 +313,14 @@ def _artifacts(
     for name in names:
         path = Path(name)
         if schemes and not _is_file(name):
+            workspace = Workspace(args.root)
             for scheme in schemes:
-                paths.append(Workspace(args.root).artifact(name, scheme))
+                paths.append(workspace.artifact(name, scheme))
                 if read_only and not paths[-1].exists():
+                    command = workspace.command(f"quarl export {name} --schemes {scheme}")
                     raise QuarlError(
-                        f"{paths[-1]} is not there; make it (quarl export {name} --schemes "
-                        f"{scheme}), or give the folder of the run (--root). Received: {name!r}"
+                        f"{paths[-1]} is not there; make it ({command}), or give the folder of "
+                        f"the run (--root). Received: {name!r}"
                     )
         elif path.is_file() or path.suffix:
             paths.append(path)

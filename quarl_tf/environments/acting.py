@@ -36,6 +36,7 @@ def ticks(env: Any, act: Callable[[Any], Any], observations: Any) -> Iterator[Ti
     while True:
         actions = act(observations)
         following, rewards, *ends, info = env.step(actions)
+        # Of ends that are numbers, ~ would be -1 and -2.
         terminated, truncated = (np.asarray(end, np.bool_) for end in ends)
         if starts.ndim and np.shares_memory(observations, following):
             raise UsageError(

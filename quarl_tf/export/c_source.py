@@ -76,7 +76,7 @@ def write(artifact: Path, *, fixed: bool = False) -> str:
     names["include"] = "<math.h>" if "tanhf(" in body else "<stdint.h>"
     tag = sidecar.sha256[:8] + "_fixed" * fixed
     names.update(algo=sidecar.run["algo"], stem=artifact.stem, tag=tag)
-    note = "-std=c99 or -ffp-contract=off keep the same floats, but on x87."
+    note = "-std=c99 or -ffp-contract=off keep the same floats, except on x87."
     if fixed:
         note = "int32_t numbers are Q16.16: 65536 is 1."
     names.update(type=writer.observation_type, number=writer.number, numbers=note)
@@ -139,9 +139,9 @@ def _used_kernels(body: str) -> list[str]:
 
 def _refusal(received: str) -> UsageError:
     return UsageError(
-        "C is written of a chain of dense layers and unpadded convolutions with ReLU or tanh, in "
-        "int8 from the first layer on (int8, int8_tensor, qat_int8, int8_head32 but in fixed "
-        f"point); name or adopt one. Received: {received}"
+        "C is written from a chain of dense layers and unpadded convolutions with ReLU or tanh, in "
+        "int8 from the first layer on (int8, int8_tensor, qat_int8 and, without --no-float, "
+        f"int8_head32); name or adopt one. Received: {received}"
     )
 
 

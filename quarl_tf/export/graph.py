@@ -8,7 +8,7 @@ import flatbuffers
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
-from quarl_tf.foundation.errors import QuarlError
+from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.quantization.grid import Array, Grid
 from quarl_tf.runtime.flatbuffer import IDENTIFIER
 
@@ -42,9 +42,9 @@ class Graph:
         self.model = schema.ModelT.InitFromPackedBuf(bytearray(content), 0)
         graph, *others = self.model.subgraphs
         if others:
-            raise QuarlError(
-                "A flatbuffer with loops cannot be quantised so; unroll recurrent layers (in Keras "
-                f"unroll=True). Received: {1 + len(others)} graphs"
+            raise UsageError(
+                "Of a flatbuffer with loops only ptq_wN and ptq_paper_wN are made; unroll "
+                f"recurrent layers (Keras: unroll=True). Received: {1 + len(others)} graphs"
             )
         self.tensors: list[Any] = graph.tensors
         self.operators: list[Any] = graph.operators

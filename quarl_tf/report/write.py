@@ -153,10 +153,11 @@ def _sidecar(source: Source, run_id: str) -> Sidecar:
     plain = run.plain
     fp32 = load(source, plain, REFERENCE)
     if isinstance(fp32, Missing):
-        command = f"{plain.command('run')} --schemes {REFERENCE}"
+        options = source.chance.option
+        command = f"{plain.command('run')} --schemes {REFERENCE}{options}"
         raise QuarlError(
             f"There is nothing to compare with: fp32 of {fp32.run_id} {fp32.reason}; make it with "
-            f"`{_remedy(source, fp32, command, source.chance.option)}`. Received: run={run_id!r}"
+            f"`{_remedy(source, fp32, command, options + plain.imports)}`. Received: run={run_id!r}"
         )
     return sidecar
 

@@ -141,7 +141,7 @@ class Run:
 
     @property
     def imports(self) -> str:
-        """The options by which commands on its files know its environment."""
+        """The options that import its environment."""
         return "".join(f" --import {module}" for module in self.modules)
 
     def command(self, verb: str) -> str:
@@ -151,8 +151,7 @@ class Run:
         words += ["--env", self.env_id, "--seed", f"{self.seed}"]
         for name, value in self.overrides.items():
             words += [f"--{name}", value] if self.adopted else _option("-p", name, value)
-        for module in self.modules:
-            words += ["--import", module]
+        words += self.imports.split()
         if self.presets is not None:
             words += ["--presets", self.presets]
         if self.origin is not None:

@@ -366,6 +366,13 @@ def test_a_report_says_what_it_lacks(finished: Workspace, tmp_path: Path, capsys
         assert "'no.tflite'" in refusal(capsys, verb, "no.tflite", code=1)
 
 
+def test_a_full_disk_behind_the_output_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        words, pipe = [sys.executable, "-m", "quarl_tf.cli", "list"], subprocess.PIPE
+        process = subprocess.run(words, check=False, stdout=full, stderr=pipe, text=True)
+    assert (process.returncode, process.stderr.count("\n")) == (1, 1)
+
+
 def test_piped_paths_are_as_they_are(finished: Workspace, tmp_path: Path, capsys: Capsys) -> None:
     # Longer than a line, and with what Rich would take for a colour.
     root = tmp_path / "[red]" / ("long" * 40)

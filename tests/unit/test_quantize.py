@@ -546,6 +546,19 @@ def test_layers_of_several_vectors_become_c_but_not_those_of_several_images(
     compiled.check(files[by_rows], FEATURES, compiled.SANITIZED)
 
 
+def looped(x: Any) -> Any:
+    def step(i: Any, y: Any) -> Any:
+        return i + 1, tf.tanh(y @ drawn(6, 6))
+
+    return head(tf.while_loop(lambda i, _: i < 3, step, (0, x))[1])
+
+
+def test_weights_in_loops_are_rounded_or_refused() -> None:
+    content = converted(of_function(looped, (6,), "float32"))
+    assert "unroll" in refused(quantized, content, Scheme.parse("int8"), FEATURES, code=2)
+    assert error_of(looped, "ptq_w8") < 0.25
+
+
 def test_a_bias_beyond_32_bits_widens_the_scale_of_its_channel() -> None:
     small = drawn(16, 3, seed=4) * np.array([1, 1e-7, 1e-42], np.float32)
     bias = np.array([0.1, 0.6, 0.2], np.float32)

@@ -384,6 +384,9 @@ def test_greedy_results_and_others_do_not_mix(workspace: Workspace) -> None:
     for folder, mean in ((greedy, 500.0), (other, 493.0)):
         assert rows_of(folder)["int8"]["return_mean"] == mean
         assert ("--epsilon" in (folder / "report.md").read_text()) == (folder == other)
+    artifacts[0].unlink()
+    evaluation_path(artifacts[0], chance).unlink()
+    assert "--schemes fp32 --epsilon 0.1" in refused(write, workspace, run, chance=chance)
 
 
 def missing_of(folder: Path) -> dict[str, str]:
