@@ -43,8 +43,7 @@ def results_table(artifacts: Sequence[Path], args: Namespace) -> Table:
     counts = {comparison.episodes if comparison else args.episodes for comparison in comparisons}
     episodes = f"{counts.pop()} episodes, the same for every scheme" if len(counts) == 1 else ""
     title = f"{escape(run_id)}: {', '.join(filter(None, (episodes, args.chance.words)))}"
-    left: Mapping[str, Any] = {"title_justify": "left", "caption_justify": "left"}
-    table = Table(title=title, box=None, padding=(0, 1, 0, 0), **left)
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     means = [abs(comparison.reference_mean) for comparison in comparisons if comparison]
     digits = _digits(max(means, default=0))
     rows = [_row(*pair, args, digits) for pair in zip(artifacts, comparisons, strict=True)]
@@ -59,6 +58,7 @@ def results_table(artifacts: Sequence[Path], args: Namespace) -> Table:
     others = sorted(timed_on - {provenance.processor()})
     if others and any(row[name] for row in rows for name in row if "µs" in name):
         table.caption = f"timed on {' and '.join(others)}; `quarl bench FILE` times it here"
+        table.caption_justify = "left"
     return table
 
 

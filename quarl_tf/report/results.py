@@ -367,8 +367,8 @@ def _costs(results: Sequence[Result], references: Sequence[Result]) -> dict[str,
     processors.pop("", None)  # Of old files, whose processor is unknown.
     processor = max(processors, key=processors.__getitem__, default=None)
 
-    def least(results: Sequence[Result], statistic: str) -> float:
-        evaluations = (r.evaluation for r in results if r.evaluation.processor == processor)
+    def least(timed: Sequence[Result], statistic: str) -> float:
+        evaluations = (r.evaluation for r in timed if r.evaluation.processor == processor)
         latencies = (evaluation.latency_us or {} for evaluation in evaluations)
         return min((value[statistic] for value in latencies if value), default=math.nan)
 
