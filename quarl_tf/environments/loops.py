@@ -42,8 +42,7 @@ def make_loop(
     registration: Registration, create: _Factory, num_envs: int, *, once: bool
 ) -> gym.vector.VectorEnv[Any, Any, Any]:
     """Make a vector of environments; `once` if only one episode of each counts."""
-    wrapper = _OneEpisode if once else _WithoutInfo
-    factories = [lambda: wrapper(create())] * num_envs
+    factories = [lambda: _Looped(create(), once)] * num_envs
     processes = min(len(available_cores()), num_envs // _SMALLEST_SHARE)
     quick = not str(registration.entry_point).startswith(_SLOW)
     # A worker of multiprocessing.Pool may not start processes.
@@ -52,36 +51,28 @@ def make_loop(
     return Divided(factories, processes)
 
 
-class _WithoutInfo(gym.Wrapper[Any, Any, Any, Any]):
-    """Gives empty infos: none is read, and Gymnasium's vector fails where their shapes vary."""
+class _Looped(gym.Wrapper[Any, Any, Any, Any]):
+    """Gives empty infos: none is read, and Gymnasium's vector fails where their shapes vary.
+
+    If `once`, it stands still from the end of an episode to the next seeded reset.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], once: bool) -> None:
+        super().__init__(env)
+        self._once, self._over = once, False
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
-        observation, _ = self.env.reset(seed=seed, options=options)
-        return observation, {}
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        observation, reward, terminated, truncated, _ = self.env.step(action)
-        return observation, reward, terminated, truncated, {}
-
-
-class _OneEpisode(_WithoutInfo):
-    """Stands still from the end of an episode to the next seeded reset."""
-
-    _over = False
-    _last_observation: Any = None
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
-        if seed is None and self._over:
-            return self._last_observation, {}
-        self._over = False
-        return super().reset(seed=seed, options=options)
+        if seed is not None or not self._over:
+            self._observation, _ = self.env.reset(seed=seed, options=options)
+            self._over = False
+        return self._observation, {}
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         if self._over:
-            return self._last_observation, 0.0, False, False, {}
-        observation, reward, terminated, truncated, info = super().step(action)
-        self._last_observation, self._over = observation, terminated or truncated
-        return observation, reward, terminated, truncated, info
+            return self._observation, 0.0, False, False, {}
+        self._observation, reward, terminated, truncated, _ = self.env.step(action)
+        self._over = self._once and (terminated or truncated)
+        return self._observation, reward, terminated, truncated, {}
 
 
 class Divided(gym.vector.VectorEnv[Any, Any, Any]):
