@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from quarl_tf.foundation import kinds
 from quarl_tf.foundation.errors import QuarlError, UsageError
-from quarl_tf.spec import DEFAULT_EPISODES, DEFAULT_MARGIN_PERCENT, GREEDY, Chance, Run, Scheme
-from quarl_tf.spec.run import require_possible
+from quarl_tf.spec import DEFAULT_MARGIN_PERCENT, GREEDY, Chance, Run, Scheme
+from quarl_tf.spec.run import DEFAULT_EPISODES, require_possible
+from quarl_tf.store.records import Evaluation, TrainingRecord
+from quarl_tf.store.workspace import Workspace, delete_checkpoints
 
 if TYPE_CHECKING:
     from quarl_tf.presets import Preset
-    from quarl_tf.store.records import Evaluation, TrainingRecord
-    from quarl_tf.store.workspace import Workspace
 
 
 def _silent(*_: Any) -> None: ...
@@ -63,7 +63,6 @@ def train(
     """
     from quarl_tf.environments import import_environments
     from quarl_tf.store.state import finished_training
-    from quarl_tf.store.workspace import Workspace, delete_checkpoints
 
     if not isinstance(run, Run):
         raise UsageError(f"A Run is trained, such as Run('ppo', 'CartPole-v1'). Received: {run!r}")
@@ -99,7 +98,6 @@ def export(
             of a flatbuffer differ from those of its network; the other schemes are written.
     """
     from quarl_tf.store.state import copy_curve, known_run, not_exported
-    from quarl_tf.store.workspace import Workspace
 
     workspace = Workspace(Path(root))
     kinds.NAME.require("run_id", run_id)
@@ -172,7 +170,6 @@ def report(
         QuarlError: A run has no fp32 result.
     """
     from quarl_tf.report.write import write_report
-    from quarl_tf.store.workspace import Workspace
 
     return write_report(
         Workspace(Path(root)),

@@ -7,7 +7,6 @@ from quarl_tf.spec.chance import GREEDY, Chance
 from quarl_tf.spec.recipe import (
     INT4_BITS,
     PTQ_BITS,
-    QAT_BITS,
     LayerFormat,
     QatSchedule,
     Quantization,
@@ -15,20 +14,5 @@ from quarl_tf.spec.recipe import (
     TensorFormat,
     require_layers,
 )
-from quarl_tf.spec.run import (
-    ADOPTED,
-    DEFAULT_EPISODES,
-    DEFAULT_MARGIN_PERCENT,
-    Origin,
-    Run,
-    require_possible,
-)
-from quarl_tf.spec.scheme import (
-    BASELINE,
-    CALIBRATED,
-    DEFAULT_SCHEMES,
-    REFERENCE,
-    Scheme,
-    default_schemes,
-    possible_schemes,
-)
+from quarl_tf.spec.run import ADOPTED, DEFAULT_MARGIN_PERCENT, Origin, Run, require_possible
+from quarl_tf.spec.scheme import BASELINE, CALIBRATED, DEFAULT_SCHEMES, REFERENCE, Scheme

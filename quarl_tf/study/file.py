@@ -5,13 +5,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from quarl_tf import environments, presets
+from quarl_tf import environments, pipeline, presets
 from quarl_tf.foundation import kinds
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.presets import Preset, tables
-from quarl_tf.spec import GREEDY, REFERENCE, Chance, Quantization, Scheme, default_schemes
+from quarl_tf.spec import GREEDY, REFERENCE, Chance, Quantization, Scheme
 from quarl_tf.spec.cell import Cell, Column
 from quarl_tf.spec.run import DEFAULT_EPISODES, Origin, Run, require_possible
+from quarl_tf.spec.scheme import default_schemes
 from quarl_tf.store.workspace import checked_report_name
 
 #: What the report may draw learning curves against.
@@ -166,21 +167,20 @@ def _cell(
 ) -> tuple[Cell, dict[str, Any]]:
     """Return a cell and its settings: overrides, options of quantisation, where it starts from."""
     values = _checked(entry, "a cell", _CELL_KEYS, ("algo", "env", "seeds"))
-    algo, env_id = values["algo"], environments.canonical_id(values["env"])
+    env_id = environments.canonical_id(values["env"])
     overrides = values.get("overrides", {})
-    file = None if presets_file is None else Path(presets_file)
-    preset = presets.load(algo, env_id, overrides, file)
+    base = Run(values["algo"], env_id, 0, overrides, modules=modules, presets=presets_file)
+    preset = pipeline.preset_of(base)
     seeds = tuple(values["seeds"])
     if min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise UsageError(f"Seeds are 0 or more, none comes twice. Received: seeds={list(seeds)}")
     schemes = values.get("schemes", ["int8"])
     options = values.get("quantization", {})
     # Bits that are given twice, and a share of the steps that equals a number of them, count once.
-    quantizations = tuple({q.tag: q for q in _quantizations(values, options, preset)}.values())
+    quantizations = tuple({q.tag: q for q in _quantizations(values, preset)}.values())
     # Columns of several delays name theirs.
     delays = {q.delay for q in quantizations} if "delays" in values else set()
     delay = {"delay": delays.pop()} if len(delays) == 1 else {}
-    base = Run(algo, env_id, 0, overrides, modules=modules, presets=presets_file)
     require_possible(base, map(Scheme.parse, schemes))
     if "from" in values:
         start = _checked(values["from"], "from", _FROM_KEYS, ("sha256",))
@@ -211,11 +211,10 @@ def _columns(
             yield Column(scheme.name + ending, scheme, runs)
 
 
-def _quantizations(
-    values: Mapping[str, Any], options: Mapping[str, Any], preset: Preset
-) -> Iterator[Quantization]:
+def _quantizations(values: Mapping[str, Any], preset: Preset) -> Iterator[Quantization]:
     """Yield one for each delay and bits; a delay is a number of steps or a share of them."""
     widths, delays = values.get("bits", []), values.get("delays", [0.5])
+    options = values.get("quantization", {})
     if misplaced := sorted({"bits", "delay"} & set(options)):
         raise UsageError(
             "The key `bits` says the bits and `delays` the delays, quantization the rest. "

@@ -26,7 +26,7 @@ from quarl_tf.report.drawing import _groups, draw
 from quarl_tf.report.page import dtypes, limits, number_text, percent, size
 from quarl_tf.report.results import Source, load_cell
 from quarl_tf.runtime import flatbuffer
-from quarl_tf.spec import GREEDY, Chance, Origin, Quantization, Run, Scheme, default_schemes
+from quarl_tf.spec import GREEDY, Chance, Origin, Quantization, Run, Scheme
 from quarl_tf.spec.cell import Cell, Column
 from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.state import protocol
@@ -69,7 +69,7 @@ def add_run(
     workspace: Workspace, run: Run = RUN, schemes: Sequence[str] = (), episodes: int = EPISODES
 ) -> Run:
     """Write a finished run: flatbuffers, sidecars, evaluations, the random baseline, a curve."""
-    usual = SCHEMES if run.quantization is None else default_schemes(run.quantization)
+    usual = SCHEMES if run.quantization is None else run.default_schemes
     for scheme in schemes or usual:
         artifact = workspace.artifact(run.run_id, scheme)
         write_bytes(artifact, f"{scheme} {run.seed}".encode())

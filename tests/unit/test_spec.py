@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from samples import refused
 
-from quarl_tf import presets, spec
+from quarl_tf import presets
 from quarl_tf.cli import arguments, verbs
 from quarl_tf.environments import registry
-from quarl_tf.spec import LayerFormat, Origin, Quantization, Recipe, Run, Scheme, TensorFormat
+from quarl_tf.spec import LayerFormat, Origin, QatSchedule, Quantization, Recipe, Run, TensorFormat
+from quarl_tf.spec.scheme import Scheme, default_schemes, possible_schemes
 
 
 def test_every_part_of_a_run_enters_its_name() -> None:
@@ -145,14 +146,14 @@ def test_what_is_not_given_follows_from_the_rest() -> None:
         weights = quantised(**options).recipe.default.weights
         return weights is not None and weights.per_channel
 
-    assert [bits for bits in spec.QAT_BITS if per_channel(bits=bits)] == [2, 3, 8]
+    assert [bits for bits in range(2, 9) if per_channel(bits=bits)] == [2, 3, 8]
     # The names of the first version's trainings mean what they did.
     tags = [quantised(bits=8, per_channel=p).tag for p in (False, "few", True)]
     assert [tag == "q8d100" for tag in tags] == [True, True, False]
-    assert [b for b in spec.QAT_BITS if per_channel(bits=b, per_channel="few")] == [2, 3]
+    assert [b for b in range(2, 9) if per_channel(bits=b, per_channel="few")] == [2, 3]
     assert not per_channel(bits=2, per_channel=False)
     assert not per_channel(bits=2, rule="paper")
-    assert quantised().schedule == spec.QatSchedule(delay=100, ranges="extremes")
+    assert quantised().schedule == QatSchedule(delay=100, ranges="extremes")
     assert quantised(learned_steps=True).schedule.gradient == "clipped"
     published = quantised(rule="paper").recipe
     assert published.head == published.default
@@ -171,16 +172,15 @@ def test_presets_say_what_is_usual_for_an_algorithm() -> None:
     assert usual("dqn", learned_steps=True) == ("extremes", "clipped")
 
 
-@pytest.mark.parametrize("bits", spec.QAT_BITS)
+@pytest.mark.parametrize("bits", range(2, 9))
 def test_a_quantisation_is_exported_at_its_own_width(bits: int) -> None:
-    native = ("qat_int8",) if bits == 8 else ()
-    usual = spec.default_schemes(quantised(bits=bits))
-    assert usual == (*native, f"qat_w{bits}a{bits}")
+    usual = default_schemes(quantised(bits=bits))
+    assert usual == ("qat_int8",) * (bits == 8) + (f"qat_w{bits}a{bits}",)
     # It saves storage alone, so it is made only when asked for.
-    assert spec.possible_schemes(quantised(bits=bits)) == ("qat_int4",) * (bits <= 4) + usual
+    assert possible_schemes(quantised(bits=bits)) == ("qat_int4",) * (bits <= 4) + usual
     # Grids that int4 and integer kernels do not support.
-    assert spec.possible_schemes(quantised(bits=bits, rule="paper")) == usual[-1:]
-    assert spec.default_schemes(quantised(bits=bits, edge_bits=7)) == usual[-1:]
+    assert possible_schemes(quantised(bits=bits, rule="paper")) == usual[-1:]
+    assert default_schemes(quantised(bits=bits, edge_bits=7)) == usual[-1:]
 
 
 def test_a_recipe_says_the_formats_of_every_layer() -> None:
