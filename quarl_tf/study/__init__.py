@@ -9,7 +9,7 @@ from pathlib import Path
 
 from quarl_tf import pipeline
 from quarl_tf.foundation.errors import QuarlError
-from quarl_tf.spec import Chance, Run, Scheme
+from quarl_tf.spec import Run, Scheme
 from quarl_tf.store.state import State, state
 from quarl_tf.store.workspace import Workspace
 from quarl_tf.study.file import Study, read
@@ -35,22 +35,22 @@ def failure_path(workspace: Workspace, run: Run) -> Path:
 
 def plan(workspace: Workspace, study: Study, run_id: str | None = None) -> list[Status]:
     """Return the progress of all experiments, or of those of one run, in the study's order."""
-    episodes = study.episodes + study.skip_episodes
     return [
-        _status(workspace, run, scheme, episodes, study.chance)
+        _status(workspace, study, run, scheme)
         for run, scheme in study.experiments()
         if run_id in (None, run.run_id)
     ]
 
 
-def _status(
-    workspace: Workspace, run: Run, scheme: Scheme, episodes: int, chance: Chance
-) -> Status:
+def _status(workspace: Workspace, study: Study, run: Run, scheme: Scheme) -> Status:
     try:
         preset = pipeline.preset_of(run)
     except QuarlError as error:  # The user is editing the presets file.
         return Status(run, scheme, State.FAILED, str(error))
-    status = state(workspace, run, scheme.name, episodes=episodes, chance=chance, preset=preset)
+    episodes = study.episodes + study.skip_episodes
+    status = state(
+        workspace, run, scheme.name, episodes=episodes, chance=study.chance, preset=preset
+    )
     failure = failure_path(workspace, run)
     if status.state != State.EVALUATED and failure.exists():
         last = failure.read_text(errors="replace").rstrip().rpartition("\n")[2] or "no output"

@@ -37,8 +37,7 @@ _THREADS = (
 )
 _POLL_SECONDS = 0.2
 #: A shard reads the files of all waiting jobs.
-_SHARD_POLL_SECONDS = 2.0
-_NODE_POLL_SECONDS = 2.0
+_SHARD_POLL_SECONDS = _NODE_POLL_SECONDS = 2.0
 
 #: The command `quarl`; -P ignores a package of this name in the current folder.
 _QUARL = ("-P", "-m", "quarl_tf.cli")
@@ -235,8 +234,7 @@ def _stages(workspace: Workspace, run: Run, statuses: Sequence[Status]) -> list[
     ]
     # Where the training is not here, `run` would be refused.
     if files and not is_begun(workspace, run.run_id):
-        imports = [word for module in run.modules for word in ("--import", module)]
-        return ["evaluate", *map(str, files), *imports]
+        return ["evaluate", *map(str, files), *run.imports.split()]
     schemes = ",".join(status.scheme.name for status in statuses)
     words = [*shlex.split(run.command("run"))[1:], "--schemes", schemes, "--no-report"]
     return [*words, "--root", str(root)]
@@ -387,11 +385,10 @@ class RayEngine:
             ) from error
         self._ray, self._running = ray, dict[Any, Job]()
         self.slots = sys.maxsize  # Ray queues the tasks.
-        environment = {"env_vars": {"PYTHONPATH": import_path()}}
         try:
             ray.init(
                 address or os.environ.get("RAY_ADDRESS", "local"),
-                runtime_env=environment,
+                runtime_env={"env_vars": {"PYTHONPATH": import_path()}},
                 log_to_driver=False,
                 logging_level="ERROR",
             )
