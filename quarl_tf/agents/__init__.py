@@ -41,16 +41,14 @@ class Agent(ABC):
     #: Target networks of `network`.
     targets: Sequence[keras.Model] = ()
 
-    def __init__(self, spec: EnvSpec, seed: int, draws: str) -> None:
+    def __init__(self, spec: EnvSpec, preset: Preset, seed: int, draws: str) -> None:
         """Start without observations; `draws` names the random stream of what is learned from."""
-        self._spec = spec
+        self._spec, self._distillation = spec, preset.distillation
         self._statistics = RunningStatistics(spec)
         self._act_random = generator(seed, "exploration")
         self._learn_random = generator(seed, draws)
-        #: A network whose head the trained one imitates, and the weight of the distance in the loss
-        #: (Hinton et al., arXiv 1503.02531).
+        #: A network whose head the trained one imitates (Hinton et al., arXiv 1503.02531).
         self.teacher: keras.Model | None = None
-        self.distillation = 0.0
         #: Mean distance between heads and a teacher's, both [n, outputs].
         self.distance: Callable[[Any, Any], Any] = squared_difference
         #: Variance [n] of the action distribution of each head [n, outputs]; None if there is none.
@@ -70,7 +68,7 @@ class Agent(ABC):
             networks.acting(network)(observations, training=False)
             for network in (self.network, self.teacher)
         )
-        return loss + self.distillation * self.distance(heads, targets)
+        return loss + self._distillation * self.distance(heads, targets)
 
     @abstractmethod
     def observe(self, tick: Tick) -> None:
@@ -164,7 +162,6 @@ def build(
     agent: Agent = _module(algo, spec).build(spec, preset, seed, prepare)
     if preset.distillation:
         agent.teacher = build_network(algo, spec, preset, seed)
-        agent.distillation = preset.distillation
     return agent
 
 

@@ -47,7 +47,7 @@ class OffPolicyAgent(Agent):
         The loss of the first step is reported; the network of the last, whose target network is
         `target`, is exported.
         """
-        super().__init__(spec, seed, "replay")
+        super().__init__(spec, preset, seed, "replay")
         self._preset, self._agent, self._steps, self._target = preset, agent, steps, target
         self._new_observations: list[npt.NDArray[Any]] = []
         size = preset.buffer_size, preset.num_envs

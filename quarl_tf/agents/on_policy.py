@@ -106,7 +106,7 @@ class ActorCritic(Agent):
     """Draws actions from its distribution and learns from each rollout once."""
 
     def __init__(self, spec: EnvSpec, preset: PpoPreset, seed: int, prepare: Change) -> None:
-        super().__init__(spec, seed, "minibatches")
+        super().__init__(spec, preset, seed, "minibatches")
         self._preset = preset
         self._rows: list[tuple[npt.NDArray[Any], ...]] = []
         #: Of the latest tick: actions as drawn, their log probabilities, values.
@@ -211,8 +211,7 @@ class ActorCritic(Agent):
             id(v): (v if statistics_changed and not v.trainable else tensor).numpy()
             for v, tensor in zip(self._model.read_variables, tensors, strict=True)
         }
-        self._model.refresh(current_values)
-        self._distribution.refresh()
+        self.refresh(current_values)
         return {"loss": float(loss)}
 
     def _train_on(self, index: Any, *fields: Any) -> tuple[Any, ...]:
@@ -249,9 +248,9 @@ class ActorCritic(Agent):
 
         return self._step(loss, self._model.trainable_variables)
 
-    def refresh(self) -> None:
-        """Act by the current weights from now on."""
-        self._model.refresh()
+    def refresh(self, values: Mapping[int, npt.NDArray[Any]] | None = None) -> None:
+        """Act by the current weights from now on, or by those values of `read_variables`."""
+        self._model.refresh(values)
         self._distribution.refresh()
 
     def _variables(self) -> list[Any]:
