@@ -176,7 +176,7 @@ class _Game(gym.Wrapper[Any, Any, Any, Any]):
         for action in self._opening:
             planes, *_, info = self.env.step(action)
         self._age, self._lives = 1, info["lives"]
-        return _life_frames(planes[None], np.array([self._age]))[0], info | start
+        return _life_frames(planes, self._age), info | start
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         total, actions = 0.0, [action]
@@ -189,8 +189,7 @@ class _Game(gym.Wrapper[Any, Any, Any, Any]):
             if _life_lost(self._lives, info["lives"]):
                 self._age, actions = 1, [_NOOP, *self._opening]
             self._lives = info["lives"]
-        stack = _life_frames(planes[None], np.array([self._age]))[0]
-        return stack, total, terminated, truncated, info
+        return _life_frames(planes, self._age), total, terminated, truncated, info
 
 
 def _opening(actions: list[Any]) -> tuple[int, ...]:
@@ -203,12 +202,12 @@ def _life_lost(before: Any, lives: Any) -> Any:
     return (lives < before) & (lives > 0)
 
 
-def _life_frames(planes: npt.NDArray[np.uint8], ages: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Blank the frames [n, 4, 84, 84] from before the current lives."""
-    if ages.min() == _DEPTH:
+def _life_frames(planes: npt.NDArray[np.uint8], ages: npt.ArrayLike) -> npt.NDArray[np.uint8]:
+    """Blank the frames [..., 4, 84, 84] from before the current lives."""
+    if np.min(ages) == _DEPTH:
         return planes
     planes = planes.copy()
-    planes[np.arange(_DEPTH - 1, -1, -1) >= ages[:, None]] = 0
+    planes[np.arange(_DEPTH - 1, -1, -1) >= np.expand_dims(ages, -1)] = 0
     return planes
 
 

@@ -52,8 +52,7 @@ def require_writable(folder: Path) -> None:
     """Create a folder; a QuarlError where no file can be written in it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise unwritable(folder, error) from error
 

@@ -1,6 +1,5 @@
 """Records of trainings, flatbuffers and evaluations, and their checks when they are read."""
 
-import json
 import reprlib
 import sys
 from collections.abc import Callable
@@ -193,7 +192,7 @@ class Sidecar(_JsonRecord):
 
     def save(self, path: Path) -> None:
         """Write the sidecar and its checksum atomically."""
-        values = json.loads(json.dumps(asdict(self)))
+        values = asdict(self)
         write_json(path, values | {"checksum": digest(values)})
 
     @classmethod

@@ -215,8 +215,7 @@ class _Training:
         if content is not None:
             state.require_same_settings(self._folder, content[1], self._run, self._preset)
             if "lacking" not in content[1]:
-                run_id = Run.from_dict(content[1]["run"]).run_id
-                state.require_same_run(self._folder, run_id)
+                state.require_same_run(self._folder, Run.from_dict(content[1]["run"]).run_id)
             try:
                 rows = self._restore(*content)
             except (KeyError, ValueError) as error:
