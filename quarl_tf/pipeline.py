@@ -103,9 +103,8 @@ def export(
     kinds.NAME.require("run_id", run_id)
     run = known_run(workspace, run_id)
     names = run.default_schemes if schemes is None else _listed("schemes", schemes)
-    parsed_schemes = [Scheme.parse(name) for name in names]
-    require_possible(run, parsed_schemes)
-    missing = not_exported(workspace, run_id, [scheme.name for scheme in parsed_schemes])
+    require_possible(run, map(Scheme.parse, names))
+    missing = not_exported(workspace, run_id, names)
     copy_curve(workspace, run_id)
     if missing:
         write: Callable[[Scheme], None]
@@ -127,7 +126,7 @@ def export(
         update(len(missing), len(missing), "")
         if failures:
             raise type(failures[0])("; ".join(map(str, failures))) from failures[0]
-    return [workspace.artifact(run_id, scheme.name) for scheme in parsed_schemes]
+    return [workspace.artifact(run_id, name) for name in names]
 
 
 def evaluate(

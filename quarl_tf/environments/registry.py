@@ -15,10 +15,8 @@ from quarl_tf.foundation.errors import QuarlError, UsageError, one_line, unknown
 
 #: Versions that Gymnasium removed, and their successors with the same task.
 _RENAMED = {
-    "BipedalWalker-v2": "BipedalWalker-v3",
-    "BipedalWalkerHardcore-v2": "BipedalWalkerHardcore-v3",
-    "LunarLander-v2": "LunarLander-v3",
-    "LunarLanderContinuous-v2": "LunarLanderContinuous-v3",
+    f"{task}-v2": f"{task}-v3"
+    for task in ("BipedalWalker", "BipedalWalkerHardcore", "LunarLander", "LunarLanderContinuous")
 }
 
 #: Packages that register environments when imported, and the pattern of their ids.

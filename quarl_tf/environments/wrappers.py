@@ -135,7 +135,7 @@ class UserEnvironment(gym.Wrapper[Any, Any, Any, Any]):
             received = f"observation={source.tolist()}"[:200]
             raise self._error(f"{flaw} with integers beyond {values.dtype}", received)
         with np.errstate(over="ignore"):  # Observations become float32.
-            is_finite = np.isfinite(values.astype(np.float32)).all()
+            is_finite = values.dtype.kind != "f" or np.isfinite(values.astype(np.float32)).all()
         if not is_finite:
             received = f"observation={values.tolist()}"[:200]
             raise self._error(f"{flaw} that is not finite", received)
