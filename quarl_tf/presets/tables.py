@@ -59,15 +59,11 @@ def parse_file(path: Path, what: str) -> Any:
     """Parse a user's YAML file, called the file of `what` in a UsageError."""
     try:
         return parse(path.read_bytes())
-    except OSError as error:
-        raise UsageError(
-            f"The file of {what} cannot be read ({error.strerror}); name a YAML file. "
-            f"Received: path={str(path)!r}"
-        ) from error
-    except ValueError as error:
-        raise UsageError(
-            f"The file of {what} is no sound YAML ({error}); fix it. Received: path={str(path)!r}"
-        ) from error
+    except (OSError, ValueError) as error:
+        flaw = f"is no sound YAML ({error}); fix it"
+        if isinstance(error, OSError):
+            flaw = f"cannot be read ({error.strerror}); name a YAML file"
+        raise UsageError(f"The file of {what} {flaw}. Received: path={str(path)!r}") from error
 
 
 @cache

@@ -219,20 +219,17 @@ def training_record(workspace: Workspace, run_id: str) -> TrainingRecord:
         record = TrainingRecord.load(folder / "training.json")
         require_same_run(folder, record.run_id)
         return record
+    reason, remedy = "is not finished", "train it first (quarl train --algo … --env … --seed …)"
     if run_id.startswith(f"{ADOPTED}-"):
-        raise QuarlError(
-            "The run is not here; adopt it first (quarl adopt FILE --env … --head …), or give its "
-            f"--root. Received: run={run_id!r} in {workspace.root.resolve()}"
-        )
-    reason, command = "is not finished", "quarl train --algo … --env … --seed …"
-    if not is_begun(workspace, run_id):
+        reason = "is not here"
+        remedy = "adopt it first (quarl adopt FILE --env … --head …), or give its --root"
+    elif not is_begun(workspace, run_id):
         reason, run = "does not exist", exported_run(workspace, run_id)
         if run is not None:
             reason = "is not here, only what was exported of it"
-            command = f"{run.command('train')} --root DIR"
+            remedy = f"train it first ({run.command('train')} --root DIR)"
     raise QuarlError(
-        f"The run {reason}; train it first ({command}). "
-        f"Received: run={run_id!r} in {workspace.root.resolve()}"
+        f"The run {reason}; {remedy}. Received: run={run_id!r} in {workspace.root.resolve()}"
     )
 
 
