@@ -23,23 +23,22 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
     A QuarlError where the folder is not writable; then no file remains.
     """
-    temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
         os.close(handle)
         temporary = Path(name)
-        yield temporary
-        sync(temporary)
-        # mkstemp creates private files.
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    except OSError as error:
-        raise unwritable(path, error) from error
-    finally:
-        if temporary is not None:
+        try:
+            yield temporary
+            sync(temporary)
+            # mkstemp creates private files.
+            temporary.chmod(0o644)
+            temporary.replace(path)
+        finally:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise unwritable(path, error) from error
 
 
 def sync(path: Path) -> None:

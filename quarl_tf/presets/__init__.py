@@ -135,8 +135,7 @@ class OffPolicyPreset(Preset):
     @property
     def updates(self) -> int:
         """Gradient steps until a decaying learning rate is 0."""
-        learning = max(1, self.steps - self.learning_starts)
-        return learning * self.gradient_steps // self.train_frequency
+        return (self.steps - self.learning_starts) * self.gradient_steps // self.train_frequency
 
     def _check(self) -> None:
         self._require(
