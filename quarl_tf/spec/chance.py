@@ -1,9 +1,19 @@
 """Randomness in evaluations."""
 
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Literal
+
+from quarl_tf.foundation import kinds
+
+_NONE = kinds.Kind("0 but for epsilon and sticky", lambda value: value == 0)
+_PROBABILITIES = {
+    **dict.fromkeys(("greedy", "sampled"), _NONE),
+    **dict.fromkeys(("epsilon", "sticky"), kinds.PROBABILITY),
+}
 
 
-class Chance(NamedTuple):
+@dataclass(frozen=True)
+class Chance:
     """The kind of randomness in an evaluation, and its probability.
 
     "greedy": none. "sampled": actions are drawn from the policy's distribution. "epsilon": an
@@ -14,6 +24,11 @@ class Chance(NamedTuple):
 
     kind: Literal["greedy", "sampled", "epsilon", "sticky"] = "greedy"
     probability: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raise a UsageError for an unknown kind, or a probability that it cannot have."""
+        kinds.one_of(list(_PROBABILITIES)).require("chance", self.kind)
+        _PROBABILITIES[self.kind].require("probability", self.probability)
 
     @property
     def name(self) -> str:

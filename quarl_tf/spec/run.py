@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -18,6 +19,10 @@ from quarl_tf.spec.scheme import REFERENCE, Scheme, default_schemes, possible_sc
 DEFAULT_EPISODES = 100  #: Episodes of an evaluation, as in the papers.
 DEFAULT_MARGIN_PERCENT = 2.0  #: Losses up to this share of the fp32 return are acceptable.
 ADOPTED = "adopted"  #: The algorithm of a policy that others trained.
+
+_MODULES = kinds.Kind(
+    "a tuple of names", lambda value: isinstance(value, tuple) and all(map(kinds.NAME.fits, value))
+)
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,9 @@ class Run:
         """Raise a UsageError for an invalid seed, name, quantisation or origin."""
         kinds.WHOLE.require("seed", self.seed)
         kinds.MAPPING.require("overrides", self.overrides)
+        # The caller may change their own for the next run.
+        object.__setattr__(self, "overrides", deepcopy(dict(self.overrides)))
+        _MODULES.require("modules", self.modules)
         if self.presets is not None:
             kinds.TEXT.require("presets", self.presets)
         if not isinstance(self.quantization, Quantization | None):

@@ -22,15 +22,24 @@ class _JsonRecord:
     """A dataclass stored as one JSON file; a field with a default is stored where it differs."""
 
     def save(self, path: Path) -> None:
-        """Write the record atomically."""
+        """Write the record and its checksum atomically."""
         defaults = self._defaults()
         values = asdict(self).items()
-        write_json(path, {k: v for k, v in values if k not in defaults or v != defaults[k]})
+        stored = {k: v for k, v in values if k not in defaults or v != defaults[k]}
+        write_json(path, stored | {"checksum": digest(stored)})
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read the record; a QuarlError where the file holds no valid one."""
-        return cls.of(read_json(path), path)
+        """Read the record; a QuarlError where the file was changed or holds no valid one."""
+        values = read_json(path)
+        if "checksum" in values:  # Earlier versions wrote none.
+            recorded, checksum = values.pop("checksum"), digest(values)
+            if recorded != checksum:
+                raise QuarlError(
+                    f"{path} was changed or damaged; delete it and run again what made it. "
+                    f"Received: checksum={checksum!r}, the file says {reprlib.repr(recorded)}"
+                )
+        return cls.of(values, path)
 
     @classmethod
     def _defaults(cls) -> dict[str, Any]:
@@ -190,23 +199,6 @@ class Sidecar(_JsonRecord):
             raise cls._invalid(path, f"action_std={std}")
         return sidecar
 
-    def save(self, path: Path) -> None:
-        """Write the sidecar and its checksum atomically."""
-        values = asdict(self)
-        write_json(path, values | {"checksum": digest(values)})
-
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        """Read the sidecar; a QuarlError where the file was changed or is not valid."""
-        values = read_json(path)
-        if "checksum" in values:  # Earlier versions wrote none.
-            recorded, checksum = values.pop("checksum"), digest(values)
-            if recorded != checksum:
-                raise QuarlError(
-                    f"{path} was changed or damaged; make its flatbuffer again. "
-                    f"Received: checksum={checksum!r}, the file says {reprlib.repr(recorded)}"
-                )
-        return cls.of(values, path)
 
 
 @dataclass(frozen=True)
