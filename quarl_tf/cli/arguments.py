@@ -61,12 +61,8 @@ def _shard(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _option(*flags: str, **settings: Any) -> _Option:
-    return lambda parser: parser.add_argument(*flags, **settings)
-
-
-def _file_option(flag: str, metavar: str, help_: str, **settings: Any) -> _Option:
-    return _option(flag, type=Path, metavar=metavar, help=help_, **settings)
+def _option(name: str, help_: str, **settings: Any) -> _Option:
+    return lambda parser: parser.add_argument(name, help=help_, **settings)
 
 
 def _number(number: Callable[[str], Any], kind: Kind) -> Callable[[str], Any]:
@@ -93,9 +89,8 @@ _RETURN = _number(_int_or_float, Kind("a number", math.isfinite))
 _PERCENT = _number(float, kinds.number("a percentage of 0 or more", lambda p: p >= 0))
 
 
-def _list_option(flag: str, metavar: str, help_: str, dest: str) -> _Option:
-    help_ += "; may be repeated"
-    return _option(flag, dest=dest, action="append", default=[], metavar=metavar, help=help_)
+def _list_option(name: str, help_: str, **settings: Any) -> _Option:
+    return _option(name, f"{help_}; may be repeated", action="append", default=[], **settings)
 
 
 def _chance(parser: argparse.ArgumentParser) -> None:
@@ -117,72 +112,62 @@ def _task(parser: argparse.ArgumentParser) -> None:
 
 _TASK_EXAMPLE = "--root mine --algo dqn --env CartPole-v1 --seed 0"
 _ROOT_HELP = "folder of runs/, tflite_models/ and reports/ (default: the current one)"
-_ROOT = _file_option("--root", "DIR", _ROOT_HELP, default=Path())
+_ROOT = _option("--root", _ROOT_HELP, type=Path, metavar="DIR", default=Path())
 _IMPORT_HELP = "import a module that registers environments of your own"
-_IMPORT = _list_option("--import", "MODULE", _IMPORT_HELP, "modules")
-_RUN_ID = _option("run", metavar="RUN", help="run id, for example dqn-CartPole-v1-s0")
+_IMPORT = _list_option("--import", _IMPORT_HELP, metavar="MODULE", dest="modules")
+_RUN_ID = _option("run", "run id, for example dqn-CartPole-v1-s0", metavar="RUN")
 _FILE_HELP = "a .tflite file, or the name of a policy on the shelf: ENVIRONMENT/ALGORITHM/SCHEME"
-_ARTIFACT = _option("artifact", metavar="ARTIFACT", help=_FILE_HELP)
-_ARTIFACTS = _option("artifacts", metavar="ARTIFACT", nargs="+", help=_FILE_HELP)
+_ARTIFACT = _option("artifact", _FILE_HELP, metavar="ARTIFACT")
+_ARTIFACTS = _option("artifacts", _FILE_HELP, metavar="ARTIFACT", nargs="+")
 _SCHEMES = _option(
     "--schemes",
+    "schemes, separated by commas (default: fp32, fp16, dynamic_int8, int8 and ptq_w8 to ptq_w2, "
+    "or what a quantisation-aware training is for)",
     metavar="LIST",
-    help="schemes, separated by commas (default: fp32, fp16, dynamic_int8, int8 and ptq_w8 to "
-    "ptq_w2, or what a quantisation-aware training is for)",
 )
 _MARGIN_HELP = "acceptable loss, in %% of fp32's return (default: %(default)s)"
-_MARGIN = _option(
-    "--margin", type=_PERCENT, default=DEFAULT_MARGIN_PERCENT, metavar="PERCENT", help=_MARGIN_HELP
+_LOSS: dict[str, Any] = {"type": _PERCENT, "metavar": "PERCENT"}
+_MARGIN = _option("--margin", _MARGIN_HELP, default=DEFAULT_MARGIN_PERCENT, **_LOSS)
+_DRY_RUN = _option("--dry-run", "print what would run", action="store_true")
+_PRECISION_HELP = "of hidden layers in training (-p precision=…); weights stay float32"
+_ORIGIN_HELP = "start with a finished training's network, or resume a saved training (FILE.npz)"
+_PRESETS_HELP = "your own in YAML, by algorithm and environment; used before ours"
+_Q_HELP = (
+    "a detail of --bits: LAYER.bits (as head.bits=8), edge_bits, rule, ranges, gradient, "
+    "per_channel, learned_steps"
 )
-_DRY_RUN = _option("--dry-run", action="store_true", help="print what would run")
-_Q_KEYS = "LAYER.bits (as head.bits=8), edge_bits, rule, ranges, gradient, per_channel, "
 _RUN = (
     _task,
-    _option("--algo", help=f"{', '.join(ALGORITHMS)} (default: the most robust with a preset)"),
+    _option("--algo", f"{', '.join(ALGORITHMS)} (default: the most robust with a preset)"),
     _IMPORT,
-    _option("--seed", type=int, default=0, help="training seed (default: 0)"),
-    _list_option("-p", "KEY=VALUE", "override a value of the preset", "overrides"),
-    _option("--until", type=_RETURN, metavar="RETURN", help="stop at a greedy return (-p until=…)"),
-    _option(
-        "--precision",
-        choices=PRECISIONS,
-        help="of hidden layers in training (-p precision=…); weights stay float32",
-    ),
-    _option(
-        "--from",
-        dest="origin",
-        metavar="RUN",
-        help="start with a finished training's network, or resume a saved training (FILE.npz)",
-    ),
-    _option("--bits", type=int, metavar="N", help="train quantisation-aware at N bits, 2 to 8"),
-    _option(
-        "--quant-delay", type=int, metavar="STEPS", help="float steps at first (default: half)"
-    ),
-    _list_option("-q", "KEY=VALUE", f"a detail of --bits: {_Q_KEYS}learned_steps", "quantization"),
-    _file_option(
-        "--presets", "FILE", "your own in YAML, by algorithm and environment; used before ours"
-    ),
+    _option("--seed", "training seed (default: 0)", type=int, default=0),
+    _list_option("-p", "override a value of the preset", metavar="KEY=VALUE", dest="overrides"),
+    _option("--until", "stop at a greedy return (-p until=…)", type=_RETURN, metavar="RETURN"),
+    _option("--precision", _PRECISION_HELP, choices=PRECISIONS),
+    _option("--from", _ORIGIN_HELP, dest="origin", metavar="RUN"),
+    _option("--bits", "train quantisation-aware at N bits, 2 to 8", type=int, metavar="N"),
+    _option("--quant-delay", "float steps at first (default: half)", type=int, metavar="STEPS"),
+    _list_option("-q", _Q_HELP, metavar="KEY=VALUE", dest="quantization"),
+    _option("--presets", _PRESETS_HELP, type=Path, metavar="FILE"),
 )
 _SHOW = (
     *(_ROOT, _IMPORT),
-    _option("policies", metavar="POLICY", nargs="+", help="run ids, files or names on the shelf"),
-    _option("--schemes", default="fp32,int8", help="schemes of run ids (default: %(default)s)"),
-    _option("--seed", type=int, default=0, help="seed of the episode (default: %(default)s)"),
-    _option("--max-steps", type=int, default=1000, help="steps at most (default: %(default)s)"),
+    _option("policies", "run ids, files or names on the shelf", metavar="POLICY", nargs="+"),
+    _option("--schemes", "schemes of run ids (default: %(default)s)", default="fp32,int8"),
+    _option("--seed", "seed of the episode (default: %(default)s)", type=int, default=0),
+    _option("--max-steps", "steps at most (default: %(default)s)", type=int, default=1000),
 )
 _SIDE_BY_SIDE = "policies side by side on one episode"
 _SHOW_EXAMPLE = "ppo-LunarLander-v3-s5 --schemes fp32,int8"
 _EVALUATION = (
-    _option(
-        "--episodes", type=_COUNT, default=DEFAULT_EPISODES, help="episodes (default: %(default)s)"
-    ),
-    _chance,
-    _MARGIN,
-    _option("--gate", type=_PERCENT, metavar="PERCENT", help="exit with 3 if a scheme loses more"),
-    _option("--confident", action="store_true", help="apply the gate to the interval's worse end"),
+    _option("--episodes", "episodes (default: %(default)s)", type=_COUNT, default=DEFAULT_EPISODES),
+    *(_chance, _MARGIN),
+    _option("--gate", "exit with 3 if a scheme loses more", **_LOSS),
+    _option("--confident", "apply the gate to the interval's worse end", action="store_true"),
 )
 _TARGET_HELP = "c: C99 of --schemes (default: int8, qat_int8); RUN may be such a file, or its name"
 _NO_FLOAT_HELP = "C in integers alone: observations, heads and actions in Q16.16 (65536 is 1)"
+_ADOPTED_HELP = "one observation in, one head out; FILE.json may describe it"
 _HEADS = ("logits", "q_values", "action")
 _PTQ_NAMES = "ptq_wN, ptq_opt_wN, ptq_opt_wNaN, ptq_paper_wN"
 _SAVE_EXAMPLE = "checkpoint save dqn-CartPole-v1-s0 dqn.npz --root mine"
@@ -190,21 +175,21 @@ _SAVE_HELP = "what to write, .npz, 20 MB at most: no replay"
 _OUT_HELP = "the .gif to write, below 2 MB (default: %(default)s)"
 _SAVE_LATENCIES_HELP = "replace the latencies in evaluations; name the fp32 file, too"
 _COMMANDS_HELP = "print a command for each unfinished run, those that wait for others last"
-_COMMANDS = _option("--commands", action="store_true", help=_COMMANDS_HELP)
+_COMMANDS = _option("--commands", _COMMANDS_HELP, action="store_true")
 _ENGINE = (
-    _option("--engine", choices=("local", "ray"), default="local", help="where runs are executed"),
-    _option("--jobs", type=_COUNT, metavar="N", help="local: processes (default: one per core)"),
-    _option("--address", help="ray: address of a cluster (default: start one here)"),
-    _option("--cores", type=_COUNT, metavar="N", help="ray: cores of each run (default: 1)"),
-    _option("--gather", action="store_true", help="ray: nodes share no folder"),
-    _option("--shard", metavar="I/N", type=_shard, help="be worker I of N on one file system"),
+    _option("--engine", "where runs are executed", choices=("local", "ray"), default="local"),
+    _option("--jobs", "local: processes (default: one per core)", type=_COUNT, metavar="N"),
+    _option("--address", "ray: address of a cluster (default: start one here)"),
+    _option("--cores", "ray: cores of each run (default: 1)", type=_COUNT, metavar="N"),
+    _option("--gather", "ray: nodes share no folder", action="store_true"),
+    _option("--shard", "be worker I of N on one file system", type=_shard, metavar="I/N"),
 )
 _OBSERVATIONS_HELP = "calibrate on these as well as on rollouts: an array [n, ...] in .npy"
 _BOARD_HELP = "check that it fits this board, else exit with 3 (esp32, nano33ble, pico and others)"
 
 
 def _study(action: str, help_: str, *options: _Option) -> tuple[Any, ...]:
-    file = _file_option("study", "STUDY", "the study's file, in YAML")
+    file = _option("study", "the study's file, in YAML", type=Path, metavar="STUDY")
     return f"study {action}", help_, f"study {action} studies/qat.yaml", file, _ROOT, *options
 
 
@@ -215,7 +200,7 @@ _VERBS: tuple[tuple[Any, ...], ...] = (
         "train, export, evaluate and report",
         f"run {_TASK_EXAMPLE}",
         *(_ROOT, *_RUN, _SCHEMES, *_EVALUATION),
-        _option("--no-report", action="store_true", help="leave the report out"),
+        _option("--no-report", "leave the report out", action="store_true"),
         _DRY_RUN,
     ),
     (
@@ -229,30 +214,28 @@ _VERBS: tuple[tuple[Any, ...], ...] = (
         "export a trained policy to .tflite",
         "export --root mine dqn-CartPole-v1-s0 --schemes fp32,int8",
         *(_ROOT, _IMPORT, _RUN_ID, _SCHEMES),
-        _option("--target", choices=("tflite", "c"), default="tflite", help=_TARGET_HELP),
-        _option("--no-float", action="store_true", help=_NO_FLOAT_HELP),
+        _option("--target", _TARGET_HELP, choices=("tflite", "c"), default="tflite"),
+        _option("--no-float", _NO_FLOAT_HELP, action="store_true"),
     ),
     ("checkpoint", "save a training in progress, to resume it elsewhere", _SAVE_EXAMPLE),
     (
         "checkpoint save",
         "save the newest checkpoint; `quarl train … --from FILE` resumes it",
         _SAVE_EXAMPLE,
-        *(_RUN_ID, _file_option("file", "FILE", _SAVE_HELP), _ROOT),
+        *(_RUN_ID, _option("file", _SAVE_HELP, type=Path, metavar="FILE"), _ROOT),
     ),
     (
         "adopt",
         "import a float policy trained elsewhere: .tflite, .keras, .h5, or a SavedModel",
         "adopt policy.tflite --env CartPole-v1 --head logits --name mine --schemes fp32,int8",
         *(_ROOT, _IMPORT),
-        _file_option("file", "FILE", "one observation in, one head out; FILE.json may describe it"),
-        _option("--trust", action="store_true", help="run a SavedModel, which is a program"),
-        _option("--env", metavar="ID", help="Gymnasium id (default: from FILE.json)"),
-        _option("--head", choices=_HEADS, help="(default: from FILE.json)"),
-        _option("--name", help="name of the run (default: 12 digits of the flatbuffer's sha256)"),
-        _option("--seed", type=int, default=0, help="seed of the run (default: 0)"),
-        _option(
-            "--schemes", metavar="LIST", default=REFERENCE, help="comma-separated (default: fp32)"
-        ),
+        _option("file", _ADOPTED_HELP, type=Path, metavar="FILE"),
+        _option("--trust", "run a SavedModel, which is a program", action="store_true"),
+        _option("--env", "Gymnasium id (default: from FILE.json)", metavar="ID"),
+        _option("--head", "(default: from FILE.json)", choices=_HEADS),
+        _option("--name", "name of the run (default: 12 digits of the flatbuffer's sha256)"),
+        _option("--seed", "seed of the run (default: 0)", type=int, default=0),
+        _option("--schemes", "comma-separated (default: fp32)", metavar="LIST", default=REFERENCE),
         *_EVALUATION,
     ),
     (
@@ -260,18 +243,16 @@ _VERBS: tuple[tuple[Any, ...], ...] = (
         "quantise an fp32 or fp16 .tflite file, without its training",
         "quantize tflite_models/CartPole-v1/dqn/s0/fp32.tflite --scheme ptq_w4",
         *(_ARTIFACT, _IMPORT),
-        _option("--scheme", required=True, help=f"{', '.join(CALIBRATED)}, or {_PTQ_NAMES}"),
-        _file_option("--observations", "FILE", _OBSERVATIONS_HELP),
+        _option("--scheme", f"{', '.join(CALIBRATED)}, or {_PTQ_NAMES}", required=True),
+        _option("--observations", _OBSERVATIONS_HELP, type=Path, metavar="FILE"),
     ),
     (
         "blame",
         "show how much int8 hurts each layer",
         "blame LunarLander-v3/dqn/fp32",
-        _option("policy", metavar="POLICY", help="a run id, an fp32 file or its name on the shelf"),
+        _option("policy", "a run id, an fp32 file or its name on the shelf", metavar="POLICY"),
         *(_ROOT, _IMPORT),
-        _option(
-            "--episodes", type=_COUNT, default=20, help="of each of the worst three (default: 20)"
-        ),
+        _option("--episodes", "of each of the worst three (default: 20)", type=_COUNT, default=20),
     ),
     (
         "evaluate",
@@ -284,16 +265,16 @@ _VERBS: tuple[tuple[Any, ...], ...] = (
         "time .tflite files: latency, loading, memory",
         "bench CartPole-v1/dqn/fp32 CartPole-v1/dqn/int8",
         _ARTIFACTS,
-        _option("--calls", type=_COUNT, default=2000, help="calls (default: %(default)s)"),
-        _file_option("--json", "FILE", "write the numbers to a file, too"),
-        _option("--save", action="store_true", help=_SAVE_LATENCIES_HELP),
+        _option("--calls", "calls (default: %(default)s)", type=_COUNT, default=2000),
+        _option("--json", "write the numbers to a file, too", type=Path, metavar="FILE"),
+        _option("--save", _SAVE_LATENCIES_HELP, action="store_true"),
     ),
     (
         "record",
         f"film {_SIDE_BY_SIDE}",
         f"record {_SHOW_EXAMPLE}",
         *_SHOW,
-        _file_option("--out", "FILE", _OUT_HELP, default=Path("episode.gif")),
+        _option("--out", _OUT_HELP, type=Path, metavar="FILE", default=Path("episode.gif")),
     ),
     ("watch", f"show {_SIDE_BY_SIDE}, in a window", f"watch {_SHOW_EXAMPLE}", *_SHOW),
     (
@@ -301,8 +282,8 @@ _VERBS: tuple[tuple[Any, ...], ...] = (
         "write the report of one or more runs",
         "report dqn-CartPole-v1-s0 dqn-CartPole-v1-s1 --name cartpole",
         _ROOT,
-        _option("runs", metavar="RUN", nargs="+", help="run ids"),
-        _option("--name", help="name of the report's folder (default: after the runs)"),
+        _option("runs", "run ids", metavar="RUN", nargs="+"),
+        _option("--name", "name of the report's folder (default: after the runs)"),
         *(_chance, _MARGIN, _IMPORT),
     ),
     (
@@ -318,7 +299,7 @@ _VERBS: tuple[tuple[Any, ...], ...] = (
         "inspect",
         "show the content of a .tflite file",
         "inspect CartPole-v1/dqn/int8",
-        *(_ARTIFACT, _option("--board", metavar="NAME", help=_BOARD_HELP)),
+        *(_ARTIFACT, _option("--board", _BOARD_HELP, metavar="NAME")),
     ),
     ("list", "list the policies on the shelf, presets, schemes and runs", "list", _ROOT),
     ("doctor", "check versions and known clashes", "doctor"),
