@@ -132,20 +132,15 @@ def shelf(models: Path, name: str = _ANY) -> list[Entry]:
 
 
 def available(models: Path) -> list[Entry]:
-    """Return the best policy of each name of a folder and of the package, if its file is kept.
+    """Return the policies of each name of a folder and of the package whose file is kept.
 
-    Of adopted ones, of which none is known to be the best, those of the folder whose file is kept.
+    There is one of each name, the best, but for adopted ones, of which none is known to be.
     """
     policies = []
     for name in _names(models):
         with contextlib.suppress(QuarlError):
-            kept = _kept(name, models)
-            policies += kept if kept and kept[0].run.adopted else [_best(name, models)]
+            policies += _candidates(name, models)
     return policies
-
-
-def _kept(name: str, models: Path) -> list[Entry]:
-    return [entry for entry in entries(models, glob.escape(name)) if entry.artifact.exists()]
 
 
 def _names(models: Path) -> list[str]:
@@ -159,20 +154,21 @@ def find(name: str, models: Path) -> Entry:
     Its name is such as CartPole-v1/dqn/int8: task, algorithm and scheme. A UsageError where several
     adopted policies have it, of which none is known to be the best.
     """
-    kept = _kept(name, models)
-    if not kept or not kept[0].run.adopted:
-        return _best(name, models)
-    if len(kept) > 1:
+    policies = _candidates(name, models)
+    if len(policies) > 1:
         raise UsageError(
-            f"{name} is the name of {len(kept)} adopted policies; give the path of one. "
-            f"Received: {', '.join(str(entry.artifact) for entry in kept)}"
+            f"{name} is the name of {len(policies)} adopted policies; give the path of one. "
+            f"Received: {', '.join(str(entry.artifact) for entry in policies)}"
         )
-    return kept[0]
+    return policies[0]
 
 
-def _best(name: str, models: Path) -> Entry:
-    """Return the best policy of a name; errors are those of `find` but for several adopted ones."""
+def _candidates(name: str, models: Path) -> list[Entry]:
+    """Return the best policy of a name, or all adopted ones; a QuarlError if no file is kept."""
     pattern = glob.escape(name)
+    kept = [entry for entry in entries(models, pattern) if entry.artifact.exists()]
+    if kept and kept[0].run.adopted:
+        return kept
     found = [entry for folder in (models, POLICIES) for entry in shelf(folder, pattern)]
     if not found:
         # The repository's shelf has an index.
@@ -185,7 +181,7 @@ def _best(name: str, models: Path) -> Entry:
             f"The file of {name} is not kept; `{entry.command()}` makes it. "
             f"Received: {entry.artifact}"
         )
-    return entry
+    return [entry]
 
 
 def take(name: str, models: Path) -> Path:
