@@ -36,13 +36,13 @@ def build() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"quarl_tf {__version__}")
     parser.set_defaults(verb=None, confident=False, modules=(), root=Path())
     groups: dict[str, Any] = {"": parser.add_subparsers(title="verbs", metavar="VERB")}
-    for name, help_, example, *options in _VERBS:
+    for name, (help_, example, *options) in _VERBS.items():
         group, _, word = name.rpartition(" ")
         verb = groups[group].add_parser(
             word,
             help=help_,
             description=help_,
-            epilog=f"example: quarl {example}",
+            epilog=f"example: quarl {name} {example}".rstrip(),
             # The example stays on one line, to be copied.
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
@@ -170,12 +170,11 @@ _NO_FLOAT_HELP = "C in integers alone: observations, heads and actions in Q16.16
 _ADOPTED_HELP = "one observation in, one head out; FILE.json may describe it"
 _HEADS = ("logits", "q_values", "action")
 _PTQ_NAMES = "ptq_wN, ptq_opt_wN, ptq_opt_wNaN, ptq_paper_wN"
-_SAVE_EXAMPLE = "checkpoint save dqn-CartPole-v1-s0 dqn.npz --root mine"
+_SAVE_EXAMPLE = "dqn-CartPole-v1-s0 dqn.npz --root mine"
 _SAVE_HELP = "what to write, .npz, 20 MB at most: no replay"
 _OUT_HELP = "the .gif to write, below 2 MB (default: %(default)s)"
 _SAVE_LATENCIES_HELP = "replace the latencies in evaluations; name the fp32 file, too"
 _COMMANDS_HELP = "print a command for each unfinished run, those that wait for others last"
-_COMMANDS = _option("--commands", _COMMANDS_HELP, action="store_true")
 _ENGINE = (
     _option("--engine", "where runs are executed", choices=("local", "ray"), default="local"),
     _option("--jobs", "local: processes (default: one per core)", type=_COUNT, metavar="N"),
@@ -188,46 +187,35 @@ _OBSERVATIONS_HELP = "calibrate on these as well as on rollouts: an array [n, ..
 _BOARD_HELP = "check that it fits this board, else exit with 3 (esp32, nano33ble, pico and others)"
 
 
-def _study(action: str, help_: str, *options: _Option) -> tuple[Any, ...]:
-    file = _option("study", "the study's file, in YAML", type=Path, metavar="STUDY")
-    return f"study {action}", help_, f"study {action} studies/qat.yaml", file, _ROOT, *options
+_STUDY_EXAMPLE = "studies/qat.yaml"
+_STUDY = (_option("study", "the study's file, in YAML", type=Path, metavar="STUDY"), _ROOT)
 
-
-#: Name, help, example and options of every verb; its actions follow a verb that has some.
-_VERBS: tuple[tuple[Any, ...], ...] = (
-    (
-        "run",
+#: Help, example and options of every verb; its actions follow a verb that has some.
+_VERBS: dict[str, tuple[Any, ...]] = {
+    "run": (
         "train, export, evaluate and report",
-        f"run {_TASK_EXAMPLE}",
+        _TASK_EXAMPLE,
         *(_ROOT, *_RUN, _SCHEMES, *_EVALUATION),
         _option("--no-report", "leave the report out", action="store_true"),
         _DRY_RUN,
     ),
-    (
-        "train",
-        "train a policy, or resume its training",
-        f"train {_TASK_EXAMPLE}",
-        *(_ROOT, *_RUN, _DRY_RUN),
-    ),
-    (
-        "export",
+    "train": ("train a policy, or resume its training", _TASK_EXAMPLE, _ROOT, *_RUN, _DRY_RUN),
+    "export": (
         "export a trained policy to .tflite",
-        "export --root mine dqn-CartPole-v1-s0 --schemes fp32,int8",
+        "--root mine dqn-CartPole-v1-s0 --schemes fp32,int8",
         *(_ROOT, _IMPORT, _RUN_ID, _SCHEMES),
         _option("--target", _TARGET_HELP, choices=("tflite", "c"), default="tflite"),
         _option("--no-float", _NO_FLOAT_HELP, action="store_true"),
     ),
-    ("checkpoint", "save a training in progress, to resume it elsewhere", _SAVE_EXAMPLE),
-    (
-        "checkpoint save",
+    "checkpoint": ("save a training in progress, to resume it elsewhere", f"save {_SAVE_EXAMPLE}"),
+    "checkpoint save": (
         "save the newest checkpoint; `quarl train … --from FILE` resumes it",
         _SAVE_EXAMPLE,
         *(_RUN_ID, _option("file", _SAVE_HELP, type=Path, metavar="FILE"), _ROOT),
     ),
-    (
-        "adopt",
+    "adopt": (
         "import a float policy trained elsewhere: .tflite, .keras, .h5, or a SavedModel",
-        "adopt policy.tflite --env CartPole-v1 --head logits --name mine --schemes fp32,int8",
+        "policy.tflite --env CartPole-v1 --head logits --name mine --schemes fp32,int8",
         *(_ROOT, _IMPORT),
         _option("file", _ADOPTED_HELP, type=Path, metavar="FILE"),
         _option("--trust", "run a SavedModel, which is a program", action="store_true"),
@@ -238,69 +226,69 @@ _VERBS: tuple[tuple[Any, ...], ...] = (
         _option("--schemes", "comma-separated (default: fp32)", metavar="LIST", default=REFERENCE),
         *_EVALUATION,
     ),
-    (
-        "quantize",
+    "quantize": (
         "quantise an fp32 or fp16 .tflite file, without its training",
-        "quantize tflite_models/CartPole-v1/dqn/s0/fp32.tflite --scheme ptq_w4",
+        "tflite_models/CartPole-v1/dqn/s0/fp32.tflite --scheme ptq_w4",
         *(_ARTIFACT, _IMPORT),
         _option("--scheme", f"{', '.join(CALIBRATED)}, or {_PTQ_NAMES}", required=True),
         _option("--observations", _OBSERVATIONS_HELP, type=Path, metavar="FILE"),
     ),
-    (
-        "blame",
+    "blame": (
         "show how much int8 hurts each layer",
-        "blame LunarLander-v3/dqn/fp32",
+        "LunarLander-v3/dqn/fp32",
         _option("policy", "a run id, an fp32 file or its name on the shelf", metavar="POLICY"),
         *(_ROOT, _IMPORT),
         _option("--episodes", "of each of the worst three (default: 20)", type=_COUNT, default=20),
     ),
-    (
-        "evaluate",
+    "evaluate": (
         "replay .tflite files, compare with fp32",
-        "evaluate CartPole-v1/dqn/int8 --episodes 100 --gate 2",
+        "CartPole-v1/dqn/int8 --episodes 100 --gate 2",
         *(_ARTIFACTS, _IMPORT, *_EVALUATION),
     ),
-    (
-        "bench",
+    "bench": (
         "time .tflite files: latency, loading, memory",
-        "bench CartPole-v1/dqn/fp32 CartPole-v1/dqn/int8",
+        "CartPole-v1/dqn/fp32 CartPole-v1/dqn/int8",
         _ARTIFACTS,
         _option("--calls", "calls (default: %(default)s)", type=_COUNT, default=2000),
         _option("--json", "write the numbers to a file, too", type=Path, metavar="FILE"),
         _option("--save", _SAVE_LATENCIES_HELP, action="store_true"),
     ),
-    (
-        "record",
+    "record": (
         f"film {_SIDE_BY_SIDE}",
-        f"record {_SHOW_EXAMPLE}",
+        _SHOW_EXAMPLE,
         *_SHOW,
         _option("--out", _OUT_HELP, type=Path, metavar="FILE", default=Path("episode.gif")),
     ),
-    ("watch", f"show {_SIDE_BY_SIDE}, in a window", f"watch {_SHOW_EXAMPLE}", *_SHOW),
-    (
-        "report",
+    "watch": (f"show {_SIDE_BY_SIDE}, in a window", _SHOW_EXAMPLE, *_SHOW),
+    "report": (
         "write the report of one or more runs",
-        "report dqn-CartPole-v1-s0 dqn-CartPole-v1-s1 --name cartpole",
+        "dqn-CartPole-v1-s0 dqn-CartPole-v1-s1 --name cartpole",
         _ROOT,
         _option("runs", "run ids", metavar="RUN", nargs="+"),
         _option("--name", "name of the report's folder (default: after the runs)"),
         *(_chance, _MARGIN, _IMPORT),
     ),
-    (
-        "study",
+    "study": (
         "plan, run and report the experiments that a file names",
-        "study run studies/qat.yaml --jobs 4",
+        f"run {_STUDY_EXAMPLE} --jobs 4",
     ),
-    _study("plan", "list all experiments and their states", _COMMANDS),
-    _study("run", "run missing and failed experiments", *_ENGINE),
-    _study("status", "count the experiments by state, show failures"),
-    _study("report", "write tables, figures, and the missing experiments", _MARGIN),
-    (
-        "inspect",
+    "study plan": (
+        "list all experiments and their states",
+        _STUDY_EXAMPLE,
+        *_STUDY,
+        _option("--commands", _COMMANDS_HELP, action="store_true"),
+    ),
+    "study run": ("run missing and failed experiments", _STUDY_EXAMPLE, *_STUDY, *_ENGINE),
+    "study status": ("count the experiments by state, show failures", _STUDY_EXAMPLE, *_STUDY),
+    "study report": (
+        "write tables, figures, and the missing experiments",
+        *(_STUDY_EXAMPLE, *_STUDY, _MARGIN),
+    ),
+    "inspect": (
         "show the content of a .tflite file",
-        "inspect CartPole-v1/dqn/int8",
+        "CartPole-v1/dqn/int8",
         *(_ARTIFACT, _option("--board", _BOARD_HELP, metavar="NAME")),
     ),
-    ("list", "list the policies on the shelf, presets, schemes and runs", "list", _ROOT),
-    ("doctor", "check versions and known clashes", "doctor"),
-)
+    "list": ("list the policies on the shelf, presets, schemes and runs", "", _ROOT),
+    "doctor": ("check versions and known clashes", ""),
+}
