@@ -5,13 +5,14 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from rich.console import JustifyMethod
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from quarl_tf.cli.doctor import Finding
 from quarl_tf.evaluation import compare
@@ -23,30 +24,27 @@ from quarl_tf.foundation import provenance
 from quarl_tf.foundation.errors import GateError, QuarlError, UsageError
 from quarl_tf.foundation.files import sha256
 from quarl_tf.runtime.flatbuffer import FLOAT_TYPES, FlatbufferAudit
-from quarl_tf.spec import BASELINE, REFERENCE, Run
+from quarl_tf.spec import BASELINE, REFERENCE
 from quarl_tf.store import state
-from quarl_tf.store.records import Evaluation, Sidecar
-from quarl_tf.store.workspace import (
-    Workspace,
-    evaluation_path,
-    has_sidecar,
-    reference_path,
-    sidecar_path,
-)
+from quarl_tf.store.records import Evaluation
+from quarl_tf.store.workspace import Workspace, evaluation_path, has_sidecar, reference_path
 from quarl_tf.study import State, Status
+
+_right = partial(Column, justify="right")
 
 
 def results_table(artifacts: Sequence[Path], args: Namespace) -> Table:
     """Return a table of the flatbuffers in one folder."""
-    run_id = Sidecar.load(sidecar_path(artifacts[0])).run_id
-    comparisons = [_comparison(path, args) for path in artifacts]
+    policies = [Entry.load(path) for path in artifacts]
+    comparisons = [_comparison(policy, args) for policy in policies]
     counts = {comparison.episodes if comparison else args.episodes for comparison in comparisons}
     episodes = f"{counts.pop()} episodes, the same for every scheme" if len(counts) == 1 else ""
-    title = f"{escape(run_id)}: {', '.join(filter(None, (episodes, args.chance.words)))}"
+    about = ", ".join(filter(None, (episodes, args.chance.words)))
+    title = f"{escape(policies[0].run.run_id)}: {about}"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     means = [abs(comparison.reference_mean) for comparison in comparisons if comparison]
     digits = _digits(max(means, default=0))
-    rows = [_row(*pair, args, digits) for pair in zip(artifacts, comparisons, strict=True)]
+    rows = [_row(*pair, args, digits) for pair in zip(policies, comparisons, strict=True)]
     for name in rows[0]:
         justify: JustifyMethod = "left" if name in ("scheme", "verdict") else "right"
         wraps = name == "verdict" or "95 %" in name
@@ -65,11 +63,10 @@ def results_table(artifacts: Sequence[Path], args: Namespace) -> Table:
 def bench_table(measurements: Mapping[str, Any]) -> Table:
     """Return the table of `bench`."""
     ways = dict.fromkeys(way for row in measurements["artifacts"] for way in row["latency_us"])
-    table = Table(title="µs of one call: median, 95 %, 99 %", title_justify="left")
-    table.add_column("file")
-    latency_columns = ["as C" if way == "C" else f"threads: {way}" for way in ways]
-    for name in (*latency_columns, "load ms", "bytes", "arena", "process"):
-        table.add_column(name, justify="right")
+    columns = ["as C" if way == "C" else f"threads: {way}" for way in ways]
+    columns += ["load ms", "bytes", "arena", "process"]
+    table = Table("file", *map(_right, columns), title_justify="left")
+    table.title = "µs of one call: median, 95 %, 99 %"
     for row in measurements["artifacts"]:
         percentiles = [row["latency_us"].get(way, {}).values() for way in ways]
         latencies = [" ".join(f"{us:.1f}" for us in values) for values in percentiles]
@@ -138,7 +135,7 @@ def _provenance(artifact: Path, *, is_float: bool) -> list[tuple[str, str]]:
     if not has_sidecar(artifact):
         remedy = "can be adopted (quarl adopt)" if is_float else "needs the .json it came with"
         return [("sidecar", f"none: this file {remedy}, and cannot be evaluated")]
-    sidecar = Sidecar.load(sidecar_path(artifact))
+    sidecar = Entry.load(artifact).sidecar
     intact = sidecar.sha256 == sha256(artifact)
     return [
         ("run", f"{sidecar.run_id} (commit {sidecar.commit})"),
@@ -161,13 +158,9 @@ def boards_table(board: str, fits: Sequence[Fit]) -> Table:
 
 def shelf_table(entries: Sequence[Entry]) -> Table:
     """Return a table of the policies on the shelf."""
-    table = Table(box=None, padding=(0, 1, 0, 0))
-    table.add_column("policy", no_wrap=True)
-    table.add_column("run")
-    for name in ("return", "fp32", "error"):
-        table.add_column(name, justify="right")
-    table.add_column("verdict")
-    table.add_column("bytes", justify="right")
+    first, returns = Column("policy", no_wrap=True), map(_right, ("return", "fp32", "error"))
+    table = Table(first, "run", *returns, "verdict", _right("bytes"), box=None)
+    table.padding = (0, 1, 0, 0)
     for entry in entries:
         outcome = Outcome()
         with suppress(QuarlError):  # A damaged evaluation hides no other policy.
@@ -194,10 +187,10 @@ def doctor_table(findings: Sequence[Finding]) -> Table:
 
 
 def _row(
-    artifact: Path, comparison: Comparison | None, args: Namespace, digits: int
+    policy: Entry, comparison: Comparison | None, args: Namespace, digits: int
 ) -> dict[str, str]:
-    sidecar = Sidecar.load(sidecar_path(artifact))
-    evaluation = Evaluation.load(evaluation_path(artifact, args.chance)).first(args.episodes)
+    sidecar = policy.sidecar
+    evaluation = Evaluation.load(evaluation_path(policy.artifact, args.chance)).first(args.episodes)
     latency = (evaluation.latency_us or {}).get("median")
     returns = comparison.returns if comparison else compare.mean_return(evaluation)
     error, difference, verdict = "", "", "no fp32 to compare with"
@@ -223,10 +216,10 @@ def _row(
 
 def random_note(artifact: Path, args: Namespace) -> str:
     """Return a note where the fp32 of a file is not shown to be better than chance, else ""."""
-    sidecar = Sidecar.load(sidecar_path(artifact))
-    fp32, run = reference_path(artifact, sidecar), Run.from_dict(sidecar.run).plain
+    policy = Entry.load(artifact)
+    fp32, run = reference_path(artifact, policy.sidecar), policy.run.plain
     path = evaluation_path(fp32, args.chance)
-    if not path.exists() or _comparison(artifact, args) is None:
+    if not path.exists() or _comparison(policy, args) is None:
         return ""
     evaluation = Evaluation.load(path).first(args.episodes)
     random = state.baseline(fp32.with_name(f"{BASELINE}.tflite"), run, evaluation.seeds)
@@ -254,10 +247,10 @@ def require_gate(artifacts: Sequence[Path], args: Namespace) -> None:
         return
     failures = []
     for path in artifacts:
-        comparison = _comparison(path, args)
+        policy = Entry.load(path)
+        comparison = _comparison(policy, args)
         if comparison is None:
-            sidecar = Sidecar.load(sidecar_path(path))
-            plain, reference_file = Run.from_dict(sidecar.run).plain, reference_path(path, sidecar)
+            plain, reference_file = policy.run.plain, reference_path(path, policy.sidecar)
             remedy = f"copy {REFERENCE}.tflite and its .json beside it"
             if not plain.adopted:
                 export = f"quarl export {plain.run_id} --schemes {REFERENCE}"
@@ -289,9 +282,8 @@ def require_gate(artifacts: Sequence[Path], args: Namespace) -> None:
         )
 
 
-def _comparison(artifact: Path, args: Namespace) -> Comparison | None:
-    sidecar = Sidecar.load(sidecar_path(artifact))
-    return compare.compare_saved(artifact, sidecar, args.margin, args.chance, args.episodes)
+def _comparison(policy: Entry, args: Namespace) -> Comparison | None:
+    return policy.comparison(args.margin, args.chance, args.episodes)
 
 
 def _digits(mean: float) -> int:

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -21,9 +20,8 @@ import numpy.typing as npt
 import scipy  # Its `stats`, a second of loading, at the first use.
 
 from quarl_tf.foundation.errors import UsageError
-from quarl_tf.spec import DEFAULT_MARGIN_PERCENT, GREEDY, Chance
-from quarl_tf.store.records import Evaluation, Sidecar
-from quarl_tf.store.workspace import evaluation_path, reference_path, sidecar_path
+from quarl_tf.spec import DEFAULT_MARGIN_PERCENT
+from quarl_tf.store.records import Evaluation
 
 Verdict = Literal["gain", "within margin", "no difference seen", "loss", "inconclusive"]
 
@@ -276,30 +274,6 @@ def compare(
     # More episodes of a game that repeats itself are no more observations.
     enough = MIN_EPISODES <= episodes <= (observations or episodes)
     return replace(comparison, more_needed=more_needed(comparison, episodes) if enough else None)
-
-
-def compare_saved(
-    artifact: Path,
-    sidecar: Sidecar,
-    margin_percent: float = DEFAULT_MARGIN_PERCENT,
-    chance: Chance = GREEDY,
-    episodes: int | None = None,
-) -> Comparison | None:
-    """Compare a flatbuffer with its fp32 by the first episodes of both; None if those differ."""
-    fp32 = reference_path(artifact, sidecar)
-    paths = [evaluation_path(path, chance) for path in (artifact, fp32)]
-    if not all(path.exists() for path in paths):
-        return None
-    evaluations = [Evaluation.load(path).first(episodes) for path in paths]
-    count = min(len(evaluation.seeds) for evaluation in evaluations)
-    scheme, reference = (evaluation.first(count) for evaluation in evaluations)
-    fp32_sha256 = reference.artifact_sha256
-    if sidecar_path(fp32).exists():
-        fp32_sha256 = Sidecar.load(sidecar_path(fp32)).sha256
-    if (scheme.artifact_sha256, reference.artifact_sha256) != (sidecar.sha256, fp32_sha256):
-        return None  # They were made with other flatbuffers.
-    played = [(one.env_id, one.seeds, one.protocol) for one in (reference, scheme)]
-    return compare(reference, scheme, None, margin_percent) if played[0] == played[1] else None
 
 
 def more_needed(comparison: Comparison, observations: int) -> int | None:

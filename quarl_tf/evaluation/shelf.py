@@ -12,14 +12,21 @@ from itertools import groupby
 from pathlib import Path
 from shlex import quote
 from statistics import fmean
+from typing import Self
 
-from quarl_tf.evaluation.compare import Comparison, compare_saved
+from quarl_tf.evaluation.compare import Comparison, compare
 from quarl_tf.foundation.errors import QuarlError, UsageError, unknown
 from quarl_tf.foundation.files import sha256, write_bytes
 from quarl_tf.runtime import POLICIES
-from quarl_tf.spec import REFERENCE, Run, Scheme
+from quarl_tf.spec import DEFAULT_MARGIN_PERCENT, GREEDY, REFERENCE, Chance, Run, Scheme
 from quarl_tf.store.records import Evaluation, Sidecar
-from quarl_tf.store.workspace import evaluation_path, has_sidecar, sidecar_path, write_artifact
+from quarl_tf.store.workspace import (
+    evaluation_path,
+    has_sidecar,
+    reference_path,
+    sidecar_path,
+    write_artifact,
+)
 
 #: The pattern of all names.
 _ANY = "*/*/*"
@@ -47,6 +54,12 @@ class Entry:
     sidecar: Sidecar
     run: Run
 
+    @classmethod
+    def load(cls, artifact: Path) -> Self:
+        """Load its sidecar; a QuarlError where that is missing or damaged."""
+        sidecar = Sidecar.load(sidecar_path(artifact))
+        return cls(artifact, sidecar, Run.from_dict(sidecar.run))
+
     @property
     def name(self) -> str:
         """Its name: the folders of its task and algorithm, and its scheme."""
@@ -59,9 +72,28 @@ class Entry:
         valid = evaluation and evaluation.artifact_sha256 == self.sidecar.sha256
         return evaluation if valid else None
 
-    def comparison(self) -> Comparison | None:
-        """Compare it with its fp32, if both played the same episodes by the same rules."""
-        return compare_saved(self.artifact, self.sidecar)
+    def comparison(
+        self,
+        margin_percent: float = DEFAULT_MARGIN_PERCENT,
+        chance: Chance = GREEDY,
+        episodes: int | None = None,
+    ) -> Comparison | None:
+        """Compare it with its fp32 by the first episodes of both; None if those differ."""
+        fp32 = reference_path(self.artifact, self.sidecar)
+        paths = [evaluation_path(path, chance) for path in (self.artifact, fp32)]
+        if not all(path.exists() for path in paths):
+            return None
+        evaluations = [Evaluation.load(path).first(episodes) for path in paths]
+        count = min(len(evaluation.seeds) for evaluation in evaluations)
+        scheme, reference = (evaluation.first(count) for evaluation in evaluations)
+        fp32_sha256 = reference.artifact_sha256
+        if sidecar_path(fp32).exists():
+            fp32_sha256 = Sidecar.load(sidecar_path(fp32)).sha256
+        hashes = self.sidecar.sha256, fp32_sha256
+        if (scheme.artifact_sha256, reference.artifact_sha256) != hashes:
+            return None  # They were made with other flatbuffers.
+        played = [(one.env_id, one.seeds, one.protocol) for one in (reference, scheme)]
+        return compare(reference, scheme, None, margin_percent) if played[0] == played[1] else None
 
     def outcome(self) -> Outcome:
         """Return what its greedy evaluation tells."""
@@ -110,12 +142,12 @@ def entries(models: Path, name: str = _ANY) -> list[Entry]:
 
     A QuarlError where a sidecar is damaged.
     """
-    policies = []
     *folders, scheme = name.split("/")
-    for path in sorted(models.glob("/".join([*folders, "*", f"{scheme}.json"]))):
-        if not path.name.endswith(".eval.json") and has_sidecar(path):
-            sidecar = Sidecar.load(path)
-            policies.append(Entry(path.with_suffix(".tflite"), sidecar, Run.from_dict(sidecar.run)))
+    policies = [
+        Entry.load(path.with_suffix(".tflite"))
+        for path in sorted(models.glob("/".join([*folders, "*", f"{scheme}.json"])))
+        if not path.name.endswith(".eval.json") and has_sidecar(path)
+    ]
     ranks = {entry.artifact.parent: _selection_returns(entry) for entry in policies}
     best_first = sorted(policies, key=lambda entry: ranks[entry.artifact.parent], reverse=True)
     return sorted(best_first, key=lambda entry: entry.name)
