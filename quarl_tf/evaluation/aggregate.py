@@ -48,15 +48,13 @@ class Paired:
     @property
     def errors(self) -> Floats:
         """Return the normalised error of each episode, in percent."""
-        scale = abs(self.reference.mean() - self.baseline)
-        errors: Floats = 100 * differences(self.reference, self.scheme) / scale
-        return errors
+        scale = abs(float(self.reference.mean()) - self.baseline)
+        return 100 * differences(self.reference, self.scheme) / scale
 
     @property
     def wins(self) -> Floats:
         """Return 100 for each episode that earns more than under fp32, 50 for the same."""
-        wins: Floats = 50 * (1 + np.sign(differences(self.scheme, self.reference)))
-        return wins
+        return 50 * (1 + np.sign(differences(self.scheme, self.reference)))
 
     @property
     def noise(self) -> float | None:

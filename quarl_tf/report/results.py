@@ -347,15 +347,9 @@ def _row(
     if not observations and pooled.verdict == compare.WITHIN_MARGIN:
         observations = len(seeds)
     unseen = compare.unseen_percent(observations, losses) if observations > 1 else None
-    return replace(
-        row,
-        difference=pooled.difference,
-        **{name: getattr(pooled, name) for name in compare.ERRORS},
-        verdict=pooled.verdict,
-        losing=None if single else losses,
-        unseen_percent=unseen,
-        more_needed=pooled.more_needed,
-    )
+    shared = ("difference", *compare.ERRORS, "verdict", "more_needed")
+    compared: dict[str, Any] = {name: getattr(pooled, name) for name in shared}
+    return replace(row, **compared, losing=None if single else losses, unseen_percent=unseen)
 
 
 def _costs(results: Sequence[Result], references: Sequence[Result]) -> dict[str, Any]:

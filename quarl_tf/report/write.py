@@ -199,12 +199,11 @@ def _exported(workspace: Workspace, run_ids: Sequence[str]) -> list[Scheme]:
 
 
 def _summary(cell: CellResults) -> dict[str, Any]:
-    protocols = [asdict(fp32.evaluation.protocol) for fp32 in cell.references]
     return {
         "title": cell.cell.title,
         "runs": [fp32.sidecar.run_id for fp32 in cell.references],
         "episodes": cell.episodes,
-        "protocol": protocols[0] if protocols else None,
+        "protocol": next((asdict(fp32.evaluation.protocol) for fp32 in cell.references), None),
         "smallest": None if cell.smallest is None else cell.smallest.scheme,
         "fewest": {name: row and row.scheme for name, row in cell.fewest},
         "notes": list(notes_on(cell)),
