@@ -31,6 +31,7 @@ from quarl_tf.store.workspace import Workspace, evaluation_path, has_sidecar, re
 from quarl_tf.study import State, Status
 
 _right = partial(Column, justify="right")
+_plain = partial(Table, box=None, padding=(0, 1, 0, 0))
 
 
 def results_table(artifacts: Sequence[Path], args: Namespace) -> Table:
@@ -41,7 +42,7 @@ def results_table(artifacts: Sequence[Path], args: Namespace) -> Table:
     episodes = f"{counts.pop()} episodes, the same for every scheme" if len(counts) == 1 else ""
     about = ", ".join(filter(None, (episodes, args.chance.words)))
     title = f"{escape(policies[0].run.run_id)}: {about}"
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table = _plain(title=title, title_justify="left")
     means = [abs(comparison.reference_mean) for comparison in comparisons if comparison]
     digits = _digits(max(means, default=0))
     rows = [_row(*pair, args, digits) for pair in zip(policies, comparisons, strict=True)]
@@ -65,8 +66,8 @@ def bench_table(measurements: Mapping[str, Any]) -> Table:
     ways = dict.fromkeys(way for row in measurements["artifacts"] for way in row["latency_us"])
     columns = ["as C" if way == "C" else f"threads: {way}" for way in ways]
     columns += ["load ms", "bytes", "arena", "process"]
-    table = Table("file", *map(_right, columns), title_justify="left")
-    table.title = "µs of one call: median, 95 %, 99 %"
+    title = "µs of one call: median, 95 %, 99 %"
+    table = Table("file", *map(_right, columns), title=title, title_justify="left")
     for row in measurements["artifacts"]:
         percentiles = [row["latency_us"].get(way, {}).values() for way in ways]
         latencies = [" ".join(f"{us:.1f}" for us in values) for values in percentiles]
@@ -126,23 +127,19 @@ def content_table(artifact: Path, audit: FlatbufferAudit) -> Table:
     table.add_row("operators", escape("\n".join(audit.operators)))
     table.add_row("tensors", ", ".join(f"{n} {t}" for t, n in audit.tensor_dtypes.items()))
     table.add_row("weights", ", ".join(f"{n:,} {t}" for t, n in audit.weight_dtypes.items()))
-    for name, value in _provenance(artifact, is_float=audit.weight_dtypes.keys() <= FLOAT_TYPES):
-        table.add_row(name, escape(value))
-    return table
-
-
-def _provenance(artifact: Path, *, is_float: bool) -> list[tuple[str, str]]:
     if not has_sidecar(artifact):
+        is_float = audit.weight_dtypes.keys() <= FLOAT_TYPES
         remedy = "can be adopted (quarl adopt)" if is_float else "needs the .json it came with"
-        return [("sidecar", f"none: this file {remedy}, and cannot be evaluated")]
+        table.add_row("sidecar", f"none: this file {remedy}, and cannot be evaluated")
+        return table
     sidecar = Entry.load(artifact).sidecar
-    intact = sidecar.sha256 == sha256(artifact)
-    return [
-        ("run", f"{sidecar.run_id} (commit {sidecar.commit})"),
-        ("scheme", f"{sidecar.scheme}, {'native' if sidecar.native else 'simulated'}"),
-        ("sha256", sidecar.sha256 if intact else "does not match the sidecar: changed or damaged"),
-        ("check", ", ".join(f"{k} {v}" for k, v in sidecar.check.items())),
-    ]
+    table.add_row("run", escape(f"{sidecar.run_id} (commit {sidecar.commit})"))
+    table.add_row("scheme", f"{sidecar.scheme}, {'native' if sidecar.native else 'simulated'}")
+    changed = sha256(artifact) != sidecar.sha256
+    digest = "does not match the sidecar: changed or damaged" if changed else sidecar.sha256
+    table.add_row("sha256", digest)
+    table.add_row("check", escape(", ".join(f"{k} {v}" for k, v in sidecar.check.items())))
+    return table
 
 
 def boards_table(board: str, fits: Sequence[Fit]) -> Table:
@@ -158,9 +155,8 @@ def boards_table(board: str, fits: Sequence[Fit]) -> Table:
 
 def shelf_table(entries: Sequence[Entry]) -> Table:
     """Return a table of the policies on the shelf."""
-    first, returns = Column("policy", no_wrap=True), map(_right, ("return", "fp32", "error"))
-    table = Table(first, "run", *returns, "verdict", _right("bytes"), box=None)
-    table.padding = (0, 1, 0, 0)
+    first, numbers = Column("policy", no_wrap=True), map(_right, ("return", "fp32", "error"))
+    table = _plain(first, "run", *numbers, "verdict", _right("bytes"))
     for entry in entries:
         outcome = Outcome()
         with suppress(QuarlError):  # A damaged evaluation hides no other policy.
