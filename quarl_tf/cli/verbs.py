@@ -1,4 +1,4 @@
-"""The verbs of the command `quarl`, one function each.
+"""The verbs of the command `quarl`, one function each, named after it.
 
 Exit codes: 0 success, 1 failure, 2 wrong use, 3 failed quality gate, 4 busy, 130 interrupted,
 141 output closed.
@@ -12,7 +12,7 @@ import shlex
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import groupby
@@ -86,7 +86,8 @@ def main(words: Sequence[str] | None = None) -> int:
             )
         environments.import_environments(parsed.modules)
         parsed.command = shlex.join(["quarl", *words])
-        _VERBS[parsed.verb](parsed)
+        # The function of `study run` is `_study_run`.
+        globals()[f"_{parsed.verb.replace(' ', '_')}"](parsed)
     except QuarlError as error:
         _warn(str(error))
         return error.exit_code
@@ -447,15 +448,16 @@ def _inspect(args: argparse.Namespace) -> None:
     fits = [] if args.board is None else boards.fits(artifact, args.board)
     _say(str(artifact))
     _console.print(table)
-    if fits:
-        _console.print(summary.boards_table(args.board, fits))
-    if fits and all(fit.lacking for fit in fits):  # More memory would not help.
+    if not fits:
+        return
+    _console.print(summary.boards_table(args.board, fits))
+    if all(fit.lacking for fit in fits):  # More memory would not help.
         raise GateError(
             "No runtime for this board has all operators of the policy; quantise it to int8 unless "
             "it already is, or train or adopt one with ReLU or tanh. "
             f"Received: board={args.board!r}, lacking {', '.join(fits[0].lacking)}"
         )
-    if fits and not any(fit.holds for fit in fits):
+    if not any(fit.holds for fit in fits):
         raise GateError(
             "This board does not hold the policy; quantise it to int8 unless it already is, or "
             f"take a smaller network or another board. Received: board={args.board!r}"
@@ -657,13 +659,3 @@ def _evaluate_all(args: argparse.Namespace, artifacts: Sequence[Path]) -> None:
         _console.print(summary.results_table(siblings, args))
         if note := summary.random_note(siblings[0], args):
             _console.print(note, markup=False)
-
-
-_VERBS: Mapping[str, Callable[[argparse.Namespace], None]] = {
-    function.__name__[1:].replace("_", " "): function
-    for function in (
-        *(_run, _train, _checkpoint_save, _export, _adopt, _quantize, _blame, _evaluate, _bench),
-        *(_record, _watch, _report, _study_plan, _study_run, _study_status, _study_report),
-        *(_inspect, _list, _doctor),
-    )
-}
