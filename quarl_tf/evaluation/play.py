@@ -76,17 +76,9 @@ def evaluate(
                 agreement = _agreement(env, guide, policy, seeds[:AGREEMENT_EPISODES], chance)
             facts = {"reference_sha256": guide.sidecar.sha256, "agreement": agreement}
     times = time_calls(policy, observations, random=_sampling_generator(seeds[0], chance))
-    return _evaluation(
-        episodes,
-        seeds,
-        run_id=sidecar.run_id,
-        env_id=sidecar.env_id,
-        scheme=sidecar.scheme,
-        artifact_sha256=sidecar.sha256,
-        protocol=protocol(sidecar.env_id, chance),
-        latency_us=percentiles(times),
-        **facts,
-    )
+    facts |= {"artifact_sha256": sidecar.sha256, "latency_us": percentiles(times)}
+    names = {"run_id": sidecar.run_id, "env_id": sidecar.env_id, "scheme": sidecar.scheme}
+    return _evaluation(episodes, seeds, **names, protocol=protocol(sidecar.env_id, chance), **facts)
 
 
 def percentiles(durations: Sequence[float] | NDArray[np.float64]) -> dict[str, float]:
