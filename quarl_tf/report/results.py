@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import takewhile
+from statistics import mode
 from typing import Any
 
 import numpy as np
@@ -357,9 +358,9 @@ def _costs(results: Sequence[Result], references: Sequence[Result]) -> dict[str,
 
     Latencies are of one processor: that which timed most of the references.
     """
-    processors = Counter(fp32.evaluation.processor for fp32 in references)
-    processors.pop("", None)  # Of old files, whose processor is unknown.
-    processor = max(processors, key=processors.__getitem__, default=None)
+    # Old files do not name theirs.
+    processors = [fp32.evaluation.processor for fp32 in references if fp32.evaluation.processor]
+    processor = mode(processors) if processors else None
 
     def least(timed: Sequence[Result], statistic: str) -> float:
         evaluations = (r.evaluation for r in timed if r.evaluation.processor == processor)
