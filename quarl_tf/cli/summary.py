@@ -214,10 +214,9 @@ def random_note(artifact: Path, args: Namespace) -> str:
     """Return a note where the fp32 of a file is not shown to be better than chance, else ""."""
     policy = Entry.load(artifact)
     fp32, run = reference_path(artifact, policy.sidecar), policy.run.plain
-    path = evaluation_path(fp32, args.chance)
-    if not path.exists() or _comparison(policy, args) is None:
+    if _comparison(policy, args) is None:
         return ""
-    evaluation = Evaluation.load(path).first(args.episodes)
+    evaluation = Evaluation.load(evaluation_path(fp32, args.chance)).first(args.episodes)
     random = state.baseline(fp32.with_name(f"{BASELINE}.tflite"), run, evaluation.seeds)
     if random is None or not compare.is_as_random(evaluation, random):
         return ""

@@ -65,9 +65,9 @@ class Entry:
         """Its name: the folders of its task and algorithm, and its scheme."""
         return _name(self.artifact)
 
-    def evaluation(self) -> Evaluation | None:
-        """Return its greedy evaluation, if there is one of this flatbuffer."""
-        path = evaluation_path(self.artifact)
+    def evaluation(self, chance: Chance = GREEDY) -> Evaluation | None:
+        """Return its evaluation, if there is one of this flatbuffer."""
+        path = evaluation_path(self.artifact, chance)
         evaluation = Evaluation.load(path) if path.exists() else None
         valid = evaluation and evaluation.artifact_sha256 == self.sidecar.sha256
         return evaluation if valid else None
@@ -79,21 +79,17 @@ class Entry:
         episodes: int | None = None,
     ) -> Comparison | None:
         """Compare it with its fp32 by the first episodes of both; None if those differ."""
-        fp32 = reference_path(self.artifact, self.sidecar)
-        paths = [evaluation_path(path, chance) for path in (self.artifact, fp32)]
-        if not all(path.exists() for path in paths):
+        fp32, scheme = reference_path(self.artifact, self.sidecar), self.evaluation(chance)
+        path, fp32_sidecar = evaluation_path(fp32, chance), sidecar_path(fp32)
+        if scheme is None or not path.exists():
             return None
-        evaluations = [Evaluation.load(path).first(episodes) for path in paths]
-        count = min(len(evaluation.seeds) for evaluation in evaluations)
-        scheme, reference = (evaluation.first(count) for evaluation in evaluations)
-        fp32_sha256 = reference.artifact_sha256
-        if sidecar_path(fp32).exists():
-            fp32_sha256 = Sidecar.load(sidecar_path(fp32)).sha256
-        hashes = self.sidecar.sha256, fp32_sha256
-        if (scheme.artifact_sha256, reference.artifact_sha256) != hashes:
-            return None  # They were made with other flatbuffers.
-        played = [(one.env_id, one.seeds, one.protocol) for one in (reference, scheme)]
-        return compare(reference, scheme, None, margin_percent) if played[0] == played[1] else None
+        reference = Evaluation.load(path)
+        if fp32_sidecar.exists() and Sidecar.load(fp32_sidecar).sha256 != reference.artifact_sha256:
+            return None  # It is of another flatbuffer.
+        count = min(len(scheme.seeds), len(reference.seeds), episodes or len(scheme.seeds))
+        pair = reference.first(count), scheme.first(count)
+        played = [(one.env_id, one.seeds, one.protocol) for one in pair]
+        return compare(*pair, None, margin_percent) if played[0] == played[1] else None
 
     def outcome(self) -> Outcome:
         """Return what its greedy evaluation tells."""
