@@ -1,7 +1,7 @@
 """A TFLite flatbuffer of one graph as objects that can be changed."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import flatbuffers
@@ -95,9 +95,21 @@ class Graph:
     def _size(self, index: int) -> int:
         return int(math.prod(self.tensors[index].shape))
 
-    def producers(self) -> dict[int, Any]:
-        """Return the operator that computes each tensor, by index."""
-        return {i: op for op in self.operators for i in op.outputs}
+    def producer(self, index: int) -> Any:
+        """Return the operator that computes a tensor; None for inputs and constants."""
+        return next((op for op in self.operators if index in op.outputs), None)
+
+    def origin(self, index: int) -> str:
+        """Return the name of the operator that computes a tensor; "" for inputs and constants."""
+        producer = self.producer(index)
+        return "" if producer is None else self.name(producer)
+
+    def path(self, index: int, names: Collection[str]) -> list[int]:
+        """Return a tensor and, back through operators of these kinds, what it is computed from."""
+        path = [index]
+        while self.origin(path[-1]) in names:
+            path.append(self.producer(path[-1]).inputs[0])
+        return path
 
     def before_tanh(self) -> set[int]:
         """Return the inputs of all tanh operators, which nothing else reads."""
@@ -131,16 +143,20 @@ class Graph:
         return kernel, bias
 
     def set_constant(self, index: int, values: Array) -> None:
-        """Replace a constant by values of the same shape and type."""
+        """Give a tensor constant values, of its shape and type."""
+        tensor = self.tensors[index]
+        if tensor.buffer == 0:  # That of computed tensors.
+            tensor.buffer = len(self.model.buffers)
+            self.model.buffers.append(schema.BufferT())
         data = np.frombuffer(np.ascontiguousarray(values).tobytes(), np.uint8)
-        self.model.buffers[self.tensors[index].buffer].data = data
+        self.model.buffers[tensor.buffer].data = data
 
     def set_grid(self, index: int, scales: Any, zero: int) -> None:
         """Set the scale of a tensor, or one for each output channel, and the code of 0."""
-        quantization = schema.QuantizationParametersT()
-        quantization.scale = np.atleast_1d(scales).astype(np.float32)
-        quantization.zeroPoint = np.full(quantization.scale.shape, zero, np.int64)
-        self.tensors[index].quantization = quantization
+        scale = np.atleast_1d(scales).astype(np.float32)
+        zero_point = np.full(scale.shape, zero, np.int64)
+        grid = schema.QuantizationParametersT(scale=scale, zeroPoint=zero_point)
+        self.tensors[index].quantization = grid
 
     def add(
         self,
@@ -151,16 +167,13 @@ class Graph:
         values: Any = None,
     ) -> int:
         """Add a tensor of the name and, unless given, the shape of another; values are constant."""
-        tensor, template = schema.TensorT(), self.tensors[like]
-        tensor.name, tensor.type = template.name + suffix, _TYPES[np.dtype(dtype)]
-        tensor.hasRank, tensor.buffer = template.hasRank, 0
+        template, kind = self.tensors[like], _TYPES[np.dtype(dtype)]
+        tensor = schema.TensorT(name=template.name + suffix, type=kind, hasRank=template.hasRank)
         tensor.shape, tensor.shapeSignature = template.shape, template.shapeSignature
         if shape is not None:
             tensor.shape, tensor.shapeSignature = np.array(shape, np.int32), None
         self.tensors.append(tensor)
         if values is not None:
-            tensor.buffer = len(self.model.buffers)
-            self.model.buffers.append(schema.BufferT())
             self.set_constant(len(self.tensors) - 1, np.asarray(values, dtype))
         return len(self.tensors) - 1
 
@@ -177,33 +190,25 @@ class Graph:
         zero = -128 - round(float(grid.low / grid.step))
         return self.add_integers(like, np.int8, grid.step, zero)
 
-    def operator(self, name: str, inputs: list[int], outputs: list[int], like: Any = None) -> Any:
-        """Make an operator, with the options of another if there is one."""
-        operator = schema.OperatorT()
-        operator.inputs, operator.outputs = inputs, outputs
-        operator.opcodeIndex = self._code(name)
-        if like is not None:
-            operator.builtinOptionsType = like.builtinOptionsType
-            operator.builtinOptions = like.builtinOptions
-        elif name == "CONCATENATION":
-            operator.builtinOptionsType = schema.BuiltinOptions.ConcatenationOptions
-            operator.builtinOptions = schema.ConcatenationOptionsT()
-            operator.builtinOptions.axis = -1
-        elif name == "SUM":
-            operator.builtinOptionsType = schema.BuiltinOptions.ReducerOptions
-            operator.builtinOptions = schema.ReducerOptionsT()
-            operator.builtinOptions.keepDims = True
-        return operator
+    def operator(
+        self, name: str, inputs: list[int], outputs: list[int], options: Any = None
+    ) -> Any:
+        """Make an operator, with options of the schema."""
+        kind = "NONE" if options is None else type(options).__name__.removesuffix("T")
+        return schema.OperatorT(
+            opcodeIndex=self._code(name),
+            inputs=inputs,
+            outputs=outputs,
+            builtinOptionsType=getattr(schema.BuiltinOptions, kind),
+            builtinOptions=options,
+        )
 
     def _code(self, name: str) -> int:
-        codes, version = self.model.operatorCodes, _VERSIONS.get(name, 1)
+        codes, kind, version = self.model.operatorCodes, _OPERATORS[name], _VERSIONS.get(name, 1)
         for number, code in enumerate(codes):
-            if (code.builtinCode, code.version) == (_OPERATORS[name], version):
+            if (code.builtinCode, code.version) == (kind, version):
                 return number
-        code = schema.OperatorCodeT()
-        code.builtinCode, code.version = _OPERATORS[name], version
-        code.deprecatedBuiltinCode = min(code.builtinCode, 127)
-        codes.append(code)
+        codes.append(schema.OperatorCodeT(min(kind, 127), version=version, builtinCode=kind))
         return len(codes) - 1
 
     def pack(self) -> bytes:
@@ -254,8 +259,7 @@ def in_float32(content: bytes) -> bytes:
     for operator in wideners:
         half_tensor, index = graph.tensors[operator.inputs[0]], operator.outputs[0]
         values = np.frombuffer(bytes(graph.model.buffers[half_tensor.buffer].data), np.float16)
-        graph.tensors[index].buffer = len(graph.model.buffers)
-        graph.model.buffers.append(schema.BufferT())
+        graph.tensors[index].buffer = 0
         graph.set_constant(index, values.astype(np.float32))
         graph.operators.remove(operator)
     return graph.pack() if wideners else content
@@ -266,14 +270,13 @@ def with_scaled_head(content: bytes, factor: Array, offset: Array) -> bytes:
     graph = Graph(content)
     (output,) = graph.outputs
     head, product = graph.add(output, b"_unscaled"), graph.add(output, b"_product")
-    graph.producers()[output].outputs = [head]
-    for name, source, values, result in (
-        ("MUL", head, factor, product),
-        ("ADD", product, offset, output),
-    ):
-        suffix = b"_" + name.lower().encode()
-        constant = graph.add(output, suffix, shape=values.shape, values=values)
-        graph.operators.append(graph.operator(name, [source, constant], [result]))
+    graph.producer(output).outputs = [head]
+    multiplier = graph.add(output, b"_mul", shape=factor.shape, values=factor)
+    addend = graph.add(output, b"_add", shape=offset.shape, values=offset)
+    graph.operators += [
+        graph.operator("MUL", [head, multiplier], [product]),
+        graph.operator("ADD", [product, addend], [output]),
+    ]
     return graph.pack()
 
 

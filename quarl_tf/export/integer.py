@@ -14,7 +14,6 @@ import numpy as np
 from quarl_tf.export.activations import ranges
 from quarl_tf.export.graph import (
     BETWEEN_ONES,
-    LAYERS,
     NONE,
     UINT8,
     UNIT_STEP,
@@ -74,22 +73,17 @@ def trained(content: bytes, recipe: Recipe, grids: Sequence[Mapping[str, Grid]])
 
 def _fold_byte_scaling(graph: Graph) -> None:
     """Move the factor that scales bytes into the first kernel, so that bytes are its input."""
-    users = {i: op for op in graph.operators for i in op.inputs}
-    producers = graph.producers()
-    for scaling in [op for op in graph.operators if graph.name(op) == "MUL"]:
-        cast, factor = producers.get(scaling.inputs[0]), graph.constant(scaling.inputs[1])
-        if fused_activation(scaling) != NONE or factor is None or factor.size > 1:
+    for layer in graph.layers().values():
+        path, kernel = graph.path(layer.inputs[0], _MOVING), graph.constant(layer.inputs[1])
+        scaling = graph.producer(path[-1])
+        if graph.origin(path[-1]) != "MUL" or fused_activation(scaling) != NONE:
             continue
-        if cast is None or graph.name(cast) != "CAST":
+        numbers, factor = scaling.inputs[0], graph.constant(scaling.inputs[1])
+        if graph.origin(numbers) != "CAST" or factor is None or factor.size > 1:
             continue
-        first = layer = users[scaling.outputs[0]]
-        tensors = [scaling.outputs[0]]
-        while graph.name(layer) in _MOVING:
-            tensors.append(layer.outputs[0])
-            layer = users[layer.outputs[0]]
-        kernel = graph.constant(layer.inputs[1]) if graph.name(layer) in LAYERS else None
-        if kernel is not None and all(graph.readers(index) == 1 for index in tensors):
-            first.inputs[0] = cast.outputs[0]
+        if kernel is not None and all(graph.readers(index) == 1 for index in path):
+            reader = next(op for op in graph.operators if path[-1] in op.inputs)
+            reader.inputs[0] = numbers
             graph.set_constant(layer.inputs[1], kernel * factor)
 
 
@@ -107,7 +101,6 @@ class _Writer:
         self._grid, self._steps = grid, steps
         self._graph, self._recipe = graph, recipe
         self._names = {id(op): name for name, op in graph.layers().items()}
-        self._producers = graph.producers()
         #: Integer tensors by the float tensor that each replaces.
         self._integers: dict[int, int] = {}
         self._operators: list[Any] = []
@@ -157,22 +150,22 @@ class _Writer:
             self._integers[index] = graph.add_integers(index, np.int8, UNIT_STEP, 0)
         else:
             self._integers[index] = graph.add_codes(index, self._grid(index, activations))
-        self._operators.append(graph.operator(name, inputs, [self._integers[index]], operator))
+        options, outputs = operator.builtinOptions, [self._integers[index]]
+        self._operators.append(graph.operator(name, inputs, outputs, options))
 
     def _integer(self, index: int) -> int:
         """Return the integer tensor of a float one; quantise it if it is computed in float."""
         if index in self._integers:
             return self._integers[index]
         graph, source = self._graph, index
-        producer: Any = self._producers.get(index)
-        kind = self._producer_kind(index)
+        producer, kind = graph.producer(index), graph.origin(index)
         if kind in _MOVING:
             self._integer(producer.inputs[0])
             self._write_unweighted(producer, kind)
             return self._integers[index]
-        if kind == "CONCATENATION" and self._producer_kind(producer.inputs[0]) == "DEQUANTIZE":
+        if kind == "CONCATENATION" and graph.origin(producer.inputs[0]) == "DEQUANTIZE":
             # The grid of the codes that `preparation.refined` computes it from.
-            self._add_like(index, self._producers[producer.inputs[0]].inputs[0])
+            self._add_like(index, graph.producer(producer.inputs[0]).inputs[0])
         elif kind == "CAST" and graph.tensors[producer.inputs[0]].type == UINT8:
             source = producer.inputs[0]
             graph.set_grid(source, 1, 0)
@@ -187,8 +180,8 @@ class _Writer:
 
     def _unclipped(self, index: int, grid: Grid) -> int:
         """Return the tensor before the clips that the ends of a grid repeat."""
-        while (kind := self._producer_kind(index)) in ("MINIMUM", "MAXIMUM"):
-            inputs = list(self._producers[index].inputs)
+        while (kind := self._graph.origin(index)) in ("MINIMUM", "MAXIMUM"):
+            inputs = self._graph.producer(index).inputs
             constants = [self._graph.constant(i) for i in inputs]
             position = 1 if constants[0] is None else 0
             end = constants[position]
@@ -200,9 +193,6 @@ class _Writer:
                 break
             index = inputs[1 - position]
         return index
-
-    def _producer_kind(self, index: int) -> str:
-        return self._graph.name(self._producers[index]) if index in self._producers else ""
 
     def _add_like(self, index: int, codes: int) -> int:
         """Add the integer tensor of a float one, on the grid of other codes."""
@@ -218,8 +208,8 @@ class _Writer:
             codes = self._integers[target] = graph.add_integers(target, np.int8, UNIT_STEP, 0)
         else:
             codes = self._add_like(target, source)
-        inputs = [source, *operator.inputs[1:]]
-        self._operators.append(graph.operator(name, inputs, [codes], operator))
+        inputs, options = [source, *operator.inputs[1:]], operator.builtinOptions
+        self._operators.append(graph.operator(name, inputs, [codes], options))
 
     def _to_float(self, indices: list[int]) -> None:
         computed = {*self._graph.inputs, *(i for op in self._operators for i in op.outputs)}

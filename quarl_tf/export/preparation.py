@@ -3,11 +3,12 @@
 Each step but `centred` leaves what the network computes as it is.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from ai_edge_litert import schema_py_generated as schema
 
 from quarl_tf.export.activations import kernel_inputs, ranges, visit
 from quarl_tf.export.graph import BETWEEN_ONES, LAYERS, NONE, RELU, Graph, fused_activation
@@ -20,6 +21,9 @@ from quarl_tf.spec.architectures import LEAST_DEVIATION
 
 #: Operators that multiply by weights.
 _PRODUCTS = {*flatbuffer.WEIGHTED, "BATCH_MATMUL", "CONV_3D"}
+
+#: How often `equalised` goes through all layers.
+_ROUNDS = 20
 
 #: Largest ratio of a channel's bias to its weights that `equalised` ignores. A channel that is
 #: mostly its bias would, with weights like the others', take the grid that all share.
@@ -103,7 +107,7 @@ def separable(graph: Graph) -> bool:
     return is_last and fused_activation(head) == NONE
 
 
-def equalised(content: bytes, rounds: int = 20) -> bytes:
+def equalised(content: bytes) -> bytes:
     """Scale neighbouring ReLU layers until their channels have equal ranges.
 
     Cross-layer equalisation (Nagel et al., arXiv 1906.04721, section 4.1): a positive factor of a
@@ -111,52 +115,48 @@ def equalised(content: bytes, rounds: int = 20) -> bytes:
     """
     graph = Graph(content)
     layers = list(graph.layers().values())
-    for _ in range(rounds):
+    for _ in range(_ROUNDS):
         for first, second in pairwise(layers):
             same_kind = graph.name(first) == graph.name(second)
             adjacent = first.outputs[0] == second.inputs[0]
-            if same_kind and adjacent and _passes_factors(graph, first, second):
-                _equalise(graph, first, second)
+            kernel, bias = graph.kernel_and_bias(first)
+            joined = same_kind and adjacent and _passes_factors(graph, first, second)
+            if joined and kernel is not None:
+                peak = np.abs(kernel).reshape(len(kernel), -1).max(axis=1)
+                peak = peak if bias is None else np.maximum(peak, bias / _MOST_BIAS)
+                _rescale(graph, first, second, peak, lambda x, y: np.sqrt(x / y))
     return graph.pack()
 
 
 def _passes_factors(graph: Graph, first: Any, second: Any) -> bool:
     """Tell whether a layer's channels, behind ReLU, go to a second layer alone."""
-    index = first.outputs[0]
-    while graph.readers(index) == 1 and index != second.inputs[0]:
-        reader = next((op for op in graph.operators if index in op.inputs), None)
-        if reader is None or graph.name(reader) != "RESHAPE":
-            break
-        index = reader.outputs[0]
-    only_reader = index == second.inputs[0] and graph.readers(index) == 1
-    divisible = graph.tensors[index].shape[-1] % graph.tensors[first.outputs[0]].shape[-1] == 0
-    return only_reader and divisible and fused_activation(first) == RELU
+    path = graph.path(second.inputs[0], ("RESHAPE",))
+    if path[-1] != first.outputs[0] or any(graph.readers(index) > 1 for index in path):
+        return False
+    sizes = [graph.tensors[index].shape[-1] for index in path]
+    return bool(sizes[0] % sizes[-1] == 0) and fused_activation(first) == RELU
 
 
-def _equalise(graph: Graph, first: Any, second: Any) -> None:
-    (kernel, bias), (next_kernel, _) = (graph.kernel_and_bias(layer) for layer in (first, second))
+def _rescale(
+    graph: Graph, first: Any, second: Any, peak: Array, ratio: Callable[[Array, Array], Array]
+) -> None:
+    """Divide a layer's channels by a ratio of two peaks, by which the next layer multiplies.
+
+    They are the given `peak` and that of the weights of the next layer, for each channel. Where one
+    of them is 0, the channel stays.
+    """
+    (kernel, bias), next_kernel = graph.kernel_and_bias(first), graph.constant(second.inputs[1])
     if kernel is None or next_kernel is None:
         return
-    peak = np.abs(kernel).reshape(len(kernel), -1).max(axis=1)
-    if bias is not None:
-        peak = np.maximum(peak, bias / _MOST_BIAS)
-    next_peak = np.abs(next_kernel).reshape(-1, next_kernel.shape[-1]).max(axis=0)
-    factor = np.ones_like(peak)
-    nonzero = (peak > 0) & (next_peak > 0)
-    factor[nonzero] = np.sqrt(peak[nonzero] / next_peak[nonzero])
-    _scale(graph, first, second, factor)
-
-
-def _scale(graph: Graph, first: Any, second: Any, factor: Array) -> None:
-    """Divide a layer's outputs by a factor for each channel, by which the next layer multiplies."""
-    (kernel, bias), (next_kernel, _) = (graph.kernel_and_bias(layer) for layer in (first, second))
-    if kernel is None or next_kernel is None:
-        return
+    # Behind a RESHAPE, channels are the last part of an image.
+    next_kernel = next_kernel.reshape(-1, len(peak))
+    next_peak = np.abs(next_kernel).max(axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        factor = np.where((peak > 0) & (next_peak > 0), ratio(peak, next_peak), 1)
     graph.set_constant(first.inputs[1], kernel / factor.reshape(-1, *[1] * (kernel.ndim - 1)))
     if bias is not None:
         graph.set_constant(first.inputs[2], bias / factor)
-    # Behind a RESHAPE, channels are the last part of an image.
-    graph.set_constant(second.inputs[1], next_kernel.reshape(-1, len(factor)) * factor)
+    graph.set_constant(second.inputs[1], next_kernel * factor)
 
 
 def smoothed(content: bytes, observations: Array) -> bytes:
@@ -172,16 +172,15 @@ def smoothed(content: bytes, observations: Array) -> bytes:
         if index in outputs:
             peak = np.abs(values).reshape(-1, values.shape[-1]).max(axis=0)
             peaks[index] = np.maximum(peaks.get(index, 0), peak)
+
+    def ratio(peak: Array, next_peak: Array) -> Array:
+        loudness = np.maximum(peak, _QUIETEST * peak.max())
+        migrated: Array = loudness**_MIGRATION / next_peak ** (1 - _MIGRATION)
+        return migrated
+
     for first, second in pairwise(layers):
-        peak, next_kernel = peaks[first.outputs[0]], graph.constant(second.inputs[1])
-        if next_kernel is None or not _passes_factors(graph, first, second):
-            continue
-        next_peak = np.abs(next_kernel).reshape(-1, len(peak)).max(axis=0)
-        nonzero = (peak > 0) & (next_peak > 0)
-        loudness = np.maximum(peak, _QUIETEST * peak.max())[nonzero]
-        factor = np.ones_like(peak)
-        factor[nonzero] = loudness**_MIGRATION / next_peak[nonzero] ** (1 - _MIGRATION)
-        _scale(graph, first, second, factor)
+        if _passes_factors(graph, first, second):
+            _rescale(graph, first, second, peaks[first.outputs[0]], ratio)
     return graph.pack()
 
 
@@ -194,11 +193,9 @@ def widened(content: bytes, observations: Array) -> bytes:
     """
     graph = Graph(content)
     layer = next(iter(graph.layers().values()))
-    producers, index = graph.producers(), layer.inputs[0]
-    while index in producers and graph.name(producers[index]) in ("MINIMUM", "MAXIMUM", "RESHAPE"):
-        index = producers[index].inputs[0]
-    scaling = producers.get(index)
-    if scaling is None or graph.name(scaling) != "MUL" or fused_activation(scaling) != NONE:
+    *_, index = graph.path(layer.inputs[0], ("MINIMUM", "MAXIMUM", "RESHAPE"))
+    scaling = graph.producer(index)
+    if graph.origin(index) != "MUL" or fused_activation(scaling) != NONE:
         return content
     scale, kernel = graph.constant(scaling.inputs[1]), graph.constant(layer.inputs[1])
     if scale is None or kernel is None or kernel.shape[1:] != (scale.size,):
@@ -246,12 +243,13 @@ def refined(content: bytes, observations: Array) -> bytes:
     features = graph.add(source, b"_both", shape=(*shape[:-1], 2 * size))
     factor = graph.add(source, b"_times", shape=(), values=_FINER)
     codes, position = graph.add_codes(source, grid), graph.operators.index(layer)
+    last_axis = schema.ConcatenationOptionsT(axis=-1)
     graph.operators[position:position] = [
         graph.operator("QUANTIZE", [source], [codes]),
         graph.operator("DEQUANTIZE", [codes], [rounded]),
         graph.operator("SUB", [source, rounded], [residual]),
         graph.operator("MUL", [residual, factor], [scaled_residual]),
-        graph.operator("CONCATENATION", [rounded, scaled_residual], [features]),
+        graph.operator("CONCATENATION", [rounded, scaled_residual], [features], last_axis),
     ]
     weights = np.concatenate([kernel, kernel / _FINER], axis=1)
     wide_kernel = graph.add(layer.inputs[1], b"_wide", shape=weights.shape, values=weights)
@@ -298,7 +296,7 @@ def spread(content: bytes, observations: Array) -> bytes:
     layer.builtinOptions.fusedActivationFunction = BETWEEN_ONES
     graph.operators += [
         graph.operator("RESHAPE", [parts, shape], [rows]),
-        graph.operator("SUM", [rows, axis], [sums]),
+        graph.operator("SUM", [rows, axis], [sums], schema.ReducerOptionsT(keepDims=True)),
         graph.operator("MUL", [sums, scale], [head]),
     ]
     return graph.pack()

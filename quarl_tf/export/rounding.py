@@ -74,9 +74,8 @@ def _round_tensor(
     QUANTIZE and DEQUANTIZE do it with at most 256 codes from the lowest of int8; MINIMUM clips what
     is above the grid.
     """
-    rounding = graph.producers().get(getattr(operator, side)[0])
     # Of a tensor that several layers read, the first grid counts.
-    if form is None or (rounding is not None and graph.name(rounding) == "DEQUANTIZE"):
+    if form is None or graph.origin(getattr(operator, side)[0]) == "DEQUANTIZE":
         return
     values = tensor_values(graph, operator, side, observations)
     step = sample_step(len(values), values[0].size, _MOST_VALUES)
