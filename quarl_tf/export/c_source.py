@@ -120,7 +120,7 @@ def _make_writer(artifact: Path, *, fixed: bool) -> tuple[_Writer, Sidecar]:
             if fixed:
                 low, high = np.iinfo(np.int32).min, np.iinfo(np.int32).max
                 bounds = np.rint(bounds * np.float64(_ONE)).clip(low, high).astype(np.int32)
-            writer.constant(name, bounds)
+            writer.constant(bounds, name)
     return writer, sidecar
 
 
@@ -157,8 +157,8 @@ class _Writer:
         self.constants, self.body, self.scales = list[str](), list[str](), dict[str, str]()
         self.constant_bytes = self.products = 0
         self.buffers: dict[str, tuple[str, int]] = {}
-        graph, self._tensors = Graph(content), flatbuffer.parsed(content)[0].tensors
-        self._tensor, self._type = graph.inputs[0], _TYPES[audit.inputs[0].dtype]
+        self._graph, self._tensors = Graph(content), flatbuffer.parsed(content)[0].tensors
+        self._tensor, self._type = self._graph.inputs[0], _TYPES[audit.inputs[0].dtype]
         self._array, self._load, self._steps = "observation", "observation[i]", list[str]()
         self.number = "int32_t" if fixed else "float"
         self.observation_type = self.number if self._type == "float" else self._type
@@ -169,11 +169,11 @@ class _Writer:
         self._zero, self._relu = 0, False
         #: The largest integer of a head, in size.
         self._largest = 128
-        layers = {id(operator): name for name, operator in graph.layers().items()}
+        self._layers = {id(operator): name for name, operator in self._graph.layers().items()}
         writers = _FIXED_OPERATORS if fixed else _OPERATORS
-        operators, kinds = list(graph.operators), list(audit.operators)
+        operators, kinds = list(self._graph.operators), list(audit.operators)
         suffix = " in fixed point" * fixed
-        known = {*writers, *_REFINED, *_SUMMED}
+        known = {*writers, *_REFINED}
         if not any(kind.endswith(" int8") for kind in kinds):  # A float file.
             known -= {"FULLY_CONNECTED float32"}
         # Before the chain is followed, which such an operator may break.
@@ -183,15 +183,11 @@ class _Writer:
             if kinds[: len(_REFINED)] == _REFINED:
                 self._refine(operators[: len(_REFINED)])
                 del operators[: len(_REFINED)], kinds[: len(_REFINED)]
-            if kinds[: len(_SUMMED)] == _SUMMED:
-                self._sum(*operators[: len(_SUMMED)])
-                del operators[: len(_SUMMED)], kinds[: len(_SUMMED)]
-                continue
             operator, kind = operators.pop(0), kinds.pop(0)
             if kind not in writers or (kind == "FULLY_CONNECTED float32" and not self.products):
                 raise _refusal(kind + suffix)
             activation = fused_activation(operator)
-            self._relu = activation == RELU and id(operator) in layers
+            self._relu = activation == RELU and id(operator) in self._layers
             sources = [i for i in operator.inputs if i >= 0 and self._tensors[i].data is None]
             # The ends of these codes are those of [-1, 1].
             unit_grid = (np.float32(UNIT_STEP), 0)
@@ -200,8 +196,7 @@ class _Writer:
                 raise _refusal(f"a branch, {kind} of others than the tensor before it")
             if not (self._relu or clips or activation == NONE):
                 raise _refusal(f"{kind}, fused activation {activation}")
-            name = layers.get(id(operator), f"constant_{len(self.constants)}")
-            writers[kind](self, operator, name, kind)
+            writers[kind](self, operator, kind)
             self._tensor = operator.outputs[0]
         if fixed:
             self._fixed_head()
@@ -213,9 +208,9 @@ class _Writer:
         buffers = sum((1 if kind == "int8_t" else 4) * n for kind, n in self.buffers.values())
         return self.constant_bytes, buffers, self.products
 
-    def constant(self, name: str, values: Array) -> str:
+    def constant(self, values: Array, name: str = "") -> str:
         """Declare an array of constants; return its name."""
-        kind = _TYPES[str(values.dtype)]
+        name, kind = name or f"constant_{len(self.constants)}", _TYPES[str(values.dtype)]
         # A float32 is written as the shortest text of the same number.
         texts = [f"{x!s}{'f' * (kind == 'float')}" for x in values.ravel()]
         lines = ",\n    ".join(", ".join(texts[i : i + 16]) for i in range(0, len(texts), 16))
@@ -223,15 +218,15 @@ class _Writer:
         self.constant_bytes += values.nbytes
         return name
 
-    def _elementwise(self, operator: Any, name: str, kind: str) -> None:
+    def _elementwise(self, operator: Any, kind: str) -> None:
         shape = self._tensors[self._tensor].shape
         operands = [
-            "x" if v is None else f"{self.constant(name, np.broadcast_to(v, shape))}[i]"
+            "x" if v is None else f"{self.constant(np.broadcast_to(v, shape))}[i]"
             for v in map(self._values, operator.inputs)
         ]
         self._steps.append(f"x = {_ELEMENTWISE[kind].format(*operands)};")
 
-    def _quantize(self, operator: Any, name: str, kind: str) -> None:
+    def _quantize(self, operator: Any, kind: str) -> None:
         scale, zero = self._grid(operator.outputs[0])
         self.scales.setdefault("first", f"scale {scale!s}, zero point {zero}")
         if self._type == "float":
@@ -283,33 +278,35 @@ class _Writer:
             self._load, self._factor = f"{self._array}[i]", np.float64(scale)
             self._offset = -self._factor * zero
 
-    def _sum(self, dequantize: Any, operator: Any) -> None:
+    def _sum(self, operator: Any, kind: str) -> None:
         """Add rows of codes whose scale is a power of two: floats add them without rounding."""
-        (scale, zero), shape = self._grid(self._tensor), self._tensors[self._tensor].shape
-        (source, axis), is_exact = operator.inputs, np.frexp(scale)[0] == 0.5 and zero == 0
-        if source != dequantize.outputs[0] or list(self._values(axis)) != [0] or not is_exact:
-            raise _refusal("SUM float32 of other numbers than rows of codes")
-        self._dequantize()
-        rows, size = shape
+        source, axis = operator.inputs
+        if self._graph.origin(source) != "DEQUANTIZE" or list(self._values(axis)) != [0]:
+            raise _refusal(f"{kind} of other numbers than rows of codes")
+        scale, zero = self._grid(self._graph.producer(source).inputs[0])
+        if np.frexp(scale)[0] != 0.5 or zero != 0:
+            raise _refusal(f"{kind} by a scale that is no power of two")
+        rows, size = self._tensors[source].shape
         self._tensor, self.buffers["sums"] = operator.outputs[0], ("int32_t", size)
         row = f"    sums[i] += {self._array}[k * {size} + i];"
         self._loop("sums[i] = 0;", f"for (int32_t k = 0; k < {rows}; k++)", row)
-        self._load = self._load.replace(f"({self._array}[i] - 0)", "sums[i]")
-        self._load, self._largest = "sums[i]" if self._fixed else self._load, 128 * rows
+        self._load = "sums[i]" if self._fixed else f"{scale!s}f * (float)sums[i]"
+        self._largest = 128 * rows
 
-    def _tanh(self, operator: Any, name: str, kind: str) -> None:
+    def _tanh(self, operator: Any, kind: str) -> None:
         (scale, zero), (step, target_zero) = map(self._grid, (self._tensor, operator.outputs[0]))
         # In the order of the codes as unsigned bytes; in float32, as the runtime's table.
         codes = np.arange(256, dtype=np.uint8).view(np.int8).astype(np.float32)
         values = np.tanh((scale * (codes - np.float32(zero))).astype(np.float64))
         steps = (values.astype(np.float32) * (np.float32(1) / step)).astype(np.float64)
         rounded = np.trunc(steps + np.copysign(0.5, steps)) + target_zero
-        table = self.constant(name, np.clip(rounded, -128, 127).astype(np.int8))
+        table = self.constant(np.clip(rounded, -128, 127).astype(np.int8))
         target = self._buffer("int8_t", self._tensor)
         self._loop(f"{target}[i] = {table}[(uint8_t){self._array}[i]];")
         self._array, self._zero = target, target_zero
 
-    def _integer_layer(self, operator: Any, name: str, kind: str) -> None:
+    def _integer_layer(self, operator: Any, kind: str) -> None:
+        name = self._layers[id(operator)]
         tensors = (*operator.inputs[:2], operator.outputs[0])
         source, weights, target = (self._tensors[i] for i in tensors)
         kernel, bias = map(self._values, [*operator.inputs, -1][1:3])
@@ -326,10 +323,10 @@ class _Writer:
         multipliers, shifts = np.array([_multiplier(ratio, bound) for ratio in ratios]).T
         window = _window(operator.builtinOptions, source.shape, kernel.shape, target.shape)
         fields = [
-            self.constant(f"{name}_kernel", kernel),
-            self.constant(f"{name}_bias", full_bias.astype(np.int32)),
-            self.constant(f"{name}_multiplier", multipliers.astype(np.int32)),
-            self.constant(f"{name}_shift", shifts.astype(np.int8)),
+            self.constant(kernel, f"{name}_kernel"),
+            self.constant(full_bias.astype(np.int32), f"{name}_bias"),
+            self.constant(multipliers.astype(np.int32), f"{name}_multiplier"),
+            self.constant(shifts.astype(np.int8), f"{name}_shift"),
             *map(str, (*window, len(kernel), int(len(ratios) > 1), int(rounds_twice))),
             *map(str, (zero, zero if self._relu else -128)),
         ]
@@ -340,7 +337,8 @@ class _Writer:
         self.products += math.prod(target.shape) * matrix.shape[1]
         self._type, self._zero = "int8_t", zero
 
-    def _float_layer(self, operator: Any, name: str, kind: str) -> None:
+    def _float_layer(self, operator: Any, kind: str) -> None:
+        name = self._layers[id(operator)]
         source = self._array = self._buffer("float", self._tensor)
         self._flush(source, "x")
         target = self._array = self._buffer("float", operator.outputs[0])
@@ -349,14 +347,14 @@ class _Writer:
             raise _refusal(f"{kind} of several vectors")
         self.scales["last"] = "none"
         bias = np.zeros(len(kernel), np.float32) if bias is None else bias
-        arrays = [self.constant(f"{name}_kernel", kernel), self.constant(f"{name}_bias", bias)]
+        arrays = [self.constant(kernel, f"{name}_kernel"), self.constant(bias, f"{name}_bias")]
         lowest = "0.0f" if self._relu else f"{np.finfo(np.float32).min!s}f"
         arguments = [source, target, *arrays, *map(str, kernel.shape[::-1]), lowest]
         self.body.append(f"    float_layer({', '.join(arguments)});")
         self.products += kernel.size
         self._load, self._steps = f"{target}[i]", []
 
-    def _affine(self, operator: Any, name: str, kind: str) -> None:
+    def _affine(self, operator: Any, kind: str) -> None:
         first, second = map(self._values, operator.inputs)
         if first is not None or (self.products and kind in ("MINIMUM float32", "MAXIMUM float32")):
             raise _refusal(f"{kind} in another place, in fixed point")
@@ -380,7 +378,7 @@ class _Writer:
             raise _refusal(f"{what} {is_representable.argmin()}, which Q16.16 does not hold")
         ends = np.maximum(self._low, mean - reach), np.minimum(self._high, mean + reach)
         bounds = [np.rint(x).astype(np.int32) for x in self._broadcast(*ends)]
-        return [*map(self._declare, bounds), *self._line(factor, offset)]
+        return [*map(self.constant, bounds), *self._line(factor, offset)]
 
     def _fixed_head(self) -> None:
         factor, offset = self._broadcast(self._factor * _ONE, self._offset * _ONE)
@@ -399,10 +397,7 @@ class _Writer:
         multipliers, shifts = np.array([_multiplier(ratio, 0) for ratio in factor.tolist()]).T
         offsets = np.rint(offset * 2.0**shifts).astype(np.int64)
         fields = multipliers.astype(np.int32), shifts.astype(np.int8), offsets
-        return [self._declare(values) for values in fields]
-
-    def _declare(self, values: Array) -> str:
-        return self.constant(f"constant_{len(self.constants)}", values)
+        return [self.constant(values) for values in fields]
 
     def _flush(self, target: str, result: str) -> None:
         """Compute each float `x`, and write a result of it into an array."""
@@ -440,24 +435,24 @@ _REFINED = [
     *("CONCATENATION float32", "QUANTIZE int8"),
 ]
 
-#: Those that `preparation.spread` has behind a head, without the RESHAPE.
-_SUMMED = ["DEQUANTIZE float32", "SUM float32"]
+_Write = Callable[[_Writer, Any, str], None]
 
-_OPERATORS: Mapping[str, Callable[[_Writer, Any, str, str], None]] = {
+_OPERATORS: Mapping[str, _Write] = {
     **dict.fromkeys(_ELEMENTWISE, _Writer._elementwise),
     **dict.fromkeys(("FULLY_CONNECTED int8", "CONV_2D int8"), _Writer._integer_layer),
     "TANH int8": _Writer._tanh,
     "FULLY_CONNECTED float32": _Writer._float_layer,
     "QUANTIZE int8": _Writer._quantize,
     "DEQUANTIZE float32": _Writer._dequantize,
+    "SUM float32": _Writer._sum,
     **dict.fromkeys(("RESHAPE int8", "RESHAPE float32"), lambda *_: None),
 }
 
 #: Operators of the export without floats.
-_FIXED_OPERATORS: Mapping[str, Callable[[_Writer, Any, str, str], None]] = {
-    **{kind: write for kind, write in _OPERATORS.items() if "float32" not in kind},
-    **dict.fromkeys(_ELEMENTWISE.keys() - {"TANH float32"}, _Writer._affine),
-    **{kind: _OPERATORS[kind] for kind in ("DEQUANTIZE float32", "RESHAPE float32")},
+_FIXED_OPERATORS: Mapping[str, _Write] = {
+    kind: _Writer._affine if kind in _ELEMENTWISE else write
+    for kind, write in _OPERATORS.items()
+    if kind not in ("TANH float32", "FULLY_CONNECTED float32")
 }
 
 

@@ -18,7 +18,7 @@ from quarl_tf.export.graph import with_scaled_head
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.networks import Weights
-from quarl_tf.networks.layers import ActionScaling, Floats
+from quarl_tf.networks.layers import ActionScaling
 from quarl_tf.quantization import quantizing
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
@@ -65,15 +65,16 @@ class TrainedNetwork:
         networks.set_weights(network, weights)
         return network
 
-    def convert(self, unscaled: Callable[[Any], Any], **settings: Any) -> bytes:
+    def convert(self, unscaled: Callable[[Any], Any], scheme: Scheme) -> bytes:
         """Convert a policy without the scaling of its action, which is added in float32.
 
         The converter would fold it into the head's kernel, which is then on no grid of its own.
-        `settings` are the converter's.
         """
         converter = of_function(unscaled, self.spec.observation_shape, self.spec.observation_dtype)
-        for name, value in settings.items():
-            setattr(converter, name, value)
+        if scheme.name in ("fp16", "dynamic_int8"):
+            converter.optimizations = [tf.lite.Optimize.DEFAULT]
+        if scheme.name == "fp16":
+            converter.target_spec.supported_types = [tf.float16]
         content = converted(converter)
         if self.spec.num_actions is not None:
             return content
@@ -123,15 +124,10 @@ def _convert_float(training: TrainedNetwork, scheme: Scheme) -> tuple[bytes, ker
 
     Returns the flatbuffer and the network that it should compute.
     """
-    settings: dict[str, Any] = {}
-    if scheme.name in ("fp16", "dynamic_int8"):
-        settings["optimizations"] = [tf.lite.Optimize.DEFAULT]
-    if scheme.name == "fp16":
-        settings["target_spec"] = tf.lite.TargetSpec(supported_types=[tf.float16])
     network = training.network(training.weights)
     if scheme.calibrated:
         network = networks.acting(network)
-    content = training.convert(networks.unscaled(network), **settings)
+    content = training.convert(networks.unscaled(network), scheme)
     if scheme.name == "fp16":
         network = training.network(_half_weights(training, content))
     return content, network
@@ -142,24 +138,22 @@ def _half_weights(training: TrainedNetwork, content: bytes) -> Weights:
 
     A QuarlError where one would overflow.
     """
-    scales: dict[str, np.float32] = {}
+    scales = dict.fromkeys(training.weights, np.float32(1))
     if kernel_scales_bytes(flatbuffer.parsed(content)[0]):
         first = next(name for name in training.weights if name.endswith("/kernel:0"))
         scales[first] = np.float32(255)
-
-    def stored(name: str, values: Floats) -> Floats:
-        scale = scales.get(name, np.float32(1))
+    stored = {}
+    for name, values in training.weights.items():
         with np.errstate(over="ignore"):  # Reported below.
-            halves = (values / scale).astype(np.float16)
+            halves = (values / scales[name]).astype(np.float16)
         if np.isinf(halves).any():
             raise QuarlError(
                 "fp16 holds numbers up to 65504, and weights or a normaliser of this network are "
                 "larger; name the schemes without it (--schemes fp32,int8). Received: "
                 f"{name} up to {np.abs(values).max()}"
             )
-        return halves.astype(np.float32) * scale
-
-    return {name: stored(name, values) for name, values in training.weights.items()}
+        stored[name] = halves.astype(np.float32) * scales[name]
+    return stored
 
 
 def _convert_aware(training: TrainedNetwork, scheme: Scheme) -> tuple[bytes, keras.Model]:
@@ -168,7 +162,7 @@ def _convert_aware(training: TrainedNetwork, scheme: Scheme) -> tuple[bytes, ker
     from quarl_tf.quantization import qat
 
     network, quantization = training.network(training.weights), training.run.quantization
-    content = training.convert(qat.exported(network, rounded=scheme.name != "qat_int8"))
+    content = training.convert(qat.exported(network, rounded=scheme.name != "qat_int8"), scheme)
     write = {"qat_int8": integer.trained, "qat_int4": int4.pack}.get(scheme.name)
     if write is not None and quantization is not None:
         content = write(content, quantization.recipe, qat.grids(network))
