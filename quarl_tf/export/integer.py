@@ -145,13 +145,12 @@ class _Writer:
         if bias is not None:
             sums = np.rint(bias.astype(np.float64) / bias_scales)
             inputs[2] = graph.add_integers(operator.inputs[2], np.int32, bias_scales, 0, sums)
-        index = operator.outputs[0]
+        index, options = operator.outputs[0], operator.builtinOptions
         if fused_activation(operator) == BETWEEN_ONES:
             self._integers[index] = graph.add_integers(index, np.int8, UNIT_STEP, 0)
         else:
             self._integers[index] = graph.add_codes(index, self._grid(index, activations))
-        options, outputs = operator.builtinOptions, [self._integers[index]]
-        self._operators.append(graph.operator(name, inputs, outputs, options))
+        self._operators.append(graph.operator(name, inputs, [self._integers[index]], options))
 
     def _integer(self, index: int) -> int:
         """Return the integer tensor of a float one; quantise it if it is computed in float."""
@@ -165,16 +164,15 @@ class _Writer:
             return self._integers[index]
         if kind == "CONCATENATION" and graph.origin(producer.inputs[0]) == "DEQUANTIZE":
             # The grid of the codes that `preparation.refined` computes it from.
-            self._add_like(index, graph.producer(producer.inputs[0]).inputs[0])
+            codes = self._add_like(index, graph.producer(producer.inputs[0]).inputs[0])
         elif kind == "CAST" and graph.tensors[producer.inputs[0]].type == UINT8:
             source = producer.inputs[0]
             graph.set_grid(source, 1, 0)
-            self._integers[index] = graph.add_integers(index, np.int8, 1, -128)
+            codes = graph.add_integers(index, np.int8, 1, -128)
         else:
             grid = self._grid(index, self._recipe.observation.activations or BYTE)
-            self._integers[index] = graph.add_codes(index, grid)
-            source = self._unclipped(index, grid)
-        codes = self._integers[index]
+            codes, source = graph.add_codes(index, grid), self._unclipped(index, grid)
+        self._integers[index] = codes
         self._operators.append(graph.operator("QUANTIZE", [source], [codes]))
         return codes
 
@@ -197,17 +195,15 @@ class _Writer:
     def _add_like(self, index: int, codes: int) -> int:
         """Add the integer tensor of a float one, on the grid of other codes."""
         grid = self._graph.tensors[codes].quantization
-        self._integers[index] = self._graph.add_integers(
-            index, np.int8, grid.scale[0], int(grid.zeroPoint[0])
-        )
-        return self._integers[index]
+        return self._graph.add_integers(index, np.int8, grid.scale[0], int(grid.zeroPoint[0]))
 
     def _write_unweighted(self, operator: Any, name: str) -> None:
         graph, source, target = self._graph, self._integers[operator.inputs[0]], operator.outputs[0]
         if name == "TANH":
-            codes = self._integers[target] = graph.add_integers(target, np.int8, UNIT_STEP, 0)
+            codes = graph.add_integers(target, np.int8, UNIT_STEP, 0)
         else:
             codes = self._add_like(target, source)
+        self._integers[target] = codes
         inputs, options = [source, *operator.inputs[1:]], operator.builtinOptions
         self._operators.append(graph.operator(name, inputs, [codes], options))
 

@@ -119,9 +119,10 @@ def equalised(content: bytes) -> bytes:
         for first, second in pairwise(layers):
             same_kind = graph.name(first) == graph.name(second)
             adjacent = first.outputs[0] == second.inputs[0]
-            kernel, bias = graph.kernel_and_bias(first)
-            joined = same_kind and adjacent and _passes_factors(graph, first, second)
-            if joined and kernel is not None:
+            if same_kind and adjacent and _passes_factors(graph, first, second):
+                kernel, bias = graph.kernel_and_bias(first)
+                if kernel is None:
+                    continue
                 peak = np.abs(kernel).reshape(len(kernel), -1).max(axis=1)
                 peak = peak if bias is None else np.maximum(peak, bias / _MOST_BIAS)
                 _rescale(graph, first, second, peak, lambda x, y: np.sqrt(x / y))
@@ -145,7 +146,7 @@ def _rescale(
     They are the given `peak` and that of the weights of the next layer, for each channel. Where one
     of them is 0, the channel stays.
     """
-    (kernel, bias), next_kernel = graph.kernel_and_bias(first), graph.constant(second.inputs[1])
+    (kernel, bias), (next_kernel, _) = map(graph.kernel_and_bias, (first, second))
     if kernel is None or next_kernel is None:
         return
     # Behind a RESHAPE, channels are the last part of an image.
