@@ -46,16 +46,17 @@ def forward(network: keras.Model) -> Callable[[npt.NDArray[Any]], Any]:
     return lambda observations: tf.nest.map_structure(lambda x: x.numpy(), run(observations))
 
 
-def _in_its_precision(network: keras.Model) -> keras.Model | None:
+def _in_its_precision(network: keras.Model) -> keras.Model:
     """Return a copy, of zeros, with kernels in the precision that their layers compute in.
 
-    None where they have it already, and for layers that are not built from their configuration.
+    The network itself where they have it already, and for layers that are not built from their
+    configuration.
     """
     layers = network.layers
     if all(layer.compute_dtype == layer.variable_dtype for layer in layers):
-        return None
+        return network
     if any(unwrap(layer) is not layer or isinstance(layer, ActionScaling) for layer in layers):
-        return None
+        return network
 
     def copy(layer: Any) -> Any:
         settings = layer.get_config()
@@ -78,14 +79,13 @@ class Snapshot:
 
     def __init__(self, network: keras.Model) -> None:
         copy = _in_its_precision(network)
-        sources = [] if copy is None else list(zip(copy.variables, network.variables, strict=True))
 
         def cast() -> None:
-            for variable, source in sources:
+            for variable, source in zip(copy.variables, network.variables, strict=True):
                 variable.assign(tf.cast(source, variable.dtype))
 
-        self._cast = compiled(cast, network) if sources else None
-        self._compiled = None if _is_dense_float32(network) else forward(copy or network)
+        self._cast = None if copy is network else compiled(cast, network)
+        self._compiled = None if _is_dense_float32(network) else forward(copy)
         # Kept, since Keras searches all layers whenever it lists variables.
         self.variables: Sequence[Any] = list(network.variables)
         self._layers = network.layers[1:]

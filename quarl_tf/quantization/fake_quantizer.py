@@ -127,9 +127,6 @@ def with_zero_gradients(inputs: Any, *unused: Any) -> Any:
     return tf.identity(inputs), lambda upstream: (upstream, *map(tf.zeros_like, unused))
 
 
+@tf.custom_gradient  # type: ignore[misc]
 def _scaled_gradient(value: Any, scale: Any) -> Any:
-    @tf.custom_gradient  # type: ignore[misc]
-    def scaled(x: Any) -> Any:
-        return tf.identity(x), lambda upstream: upstream * scale
-
-    return scaled(value)
+    return tf.identity(value), lambda upstream: (upstream * scale, None)

@@ -1,13 +1,18 @@
 """Layers of a policy network before the delay (watched) and after it (quantised)."""
 
 from collections.abc import Callable
+from operator import methodcaller
 from typing import Any
+
+import numpy as np
 
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.networks.inference import in_numpy
 from quarl_tf.networks.layers import CLIP_DEVIATIONS, Floats, Forward, ObservationNormalizer, Read
 from quarl_tf.quantization.fake_quantizer import FakeQuantizer, add_variable, with_zero_gradients
 from quarl_tf.quantization.grid import Grid, snap
+
+_value: Read = methodcaller("numpy")
 
 #: Weight of earlier batches in a moving average.
 _DECAY = 0.99
@@ -139,15 +144,7 @@ class QuantizedLayer(_Wrapper):
 
     def in_numpy(self, read: Read) -> Forward:
         """Return the function of arrays, rounded to the grids."""
-
-        def rounding(part: str) -> Forward:
-            quantizer = self.quantizers.get(part)
-            if quantizer is None:
-                return lambda x: x
-            grid = self.grid(part, read)
-            return lambda x: snap(x, grid, quantizer.form)
-
-        round_kernel, round_output = rounding("kernel"), rounding("output")
+        round_kernel, round_output = (self._rounding(part, read) for part in ("kernel", "output"))
 
         def read_rounded(variable: Any) -> Floats:
             is_kernel = variable is getattr(self.layer, "kernel", None)
@@ -156,7 +153,15 @@ class QuantizedLayer(_Wrapper):
         compute = in_numpy(self.layer, read_rounded)
         return lambda x: round_output(compute(x))
 
-    def grid(self, part: str, read: Read = lambda variable: variable.numpy()) -> Grid:
+    def _rounding(self, part: str, read: Read, library: Any = np) -> Forward:
+        """Return the function that rounds the "kernel" or the "output"; see `grid.snap`."""
+        quantizer = self.quantizers.get(part)
+        if quantizer is None:
+            return lambda x: x
+        grid = self.grid(part, read)
+        return lambda x: snap(x, grid, quantizer.form, library)
+
+    def grid(self, part: str, read: Read = _value) -> Grid:
         """Return the grid of the "kernel" or the "output"."""
         values = {name: read(variable) for name, variable in self.grid_variables[part].items()}
         return self.quantizers[part].grid(values)
@@ -164,11 +169,10 @@ class QuantizedLayer(_Wrapper):
     def exported(self, *, rounded: bool) -> Callable[[Any], Any]:
         """Return the layer as a function with constants; `rounded` rounds its output."""
         compute = self._by_constants()
-        quantizer = self.quantizers.get("output") if rounded else None
-        if quantizer is None:
+        if not rounded:
             return compute
-        grid = self.grid("output")
-        return lambda x: snap(compute(x), grid, quantizer.form, tf)
+        round_output = self._rounding("output", _value, tf)
+        return lambda x: round_output(compute(x))
 
     def _by_constants(self) -> Callable[[Any], Any]:
         layer = self.layer
