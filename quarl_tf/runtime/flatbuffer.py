@@ -181,13 +181,11 @@ def byte_size(dtype: str, elements: int) -> int:
     """Return the bytes of a number of elements; those smaller than a byte are packed."""
     try:
         bits = _BITS.get(dtype) or 8 * np.dtype(dtype).itemsize
-    except TypeError:
-        bits = 0
-    if not bits:
+    except TypeError as error:
         raise QuarlError(
             "The memory of a flatbuffer is that of its numbers; measure one without tensors of "
             f"other types. Received: dtype={dtype!r}"
-        )
+        ) from error
     return math.ceil(elements * bits / 8)
 
 

@@ -60,12 +60,11 @@ class Policy:
         self._output_index, self._size = target["index"], int(target["shape"][1])
         self._scale, self._zero_point = target["quantization"]
         self._bounds: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None
-        choices = sidecar.num_actions
-        if choices is None:
+        if sidecar.num_actions is None:
             low, high = sidecar.action_low, sidecar.action_high
             self._bounds = np.array(low, np.float32), np.array(high, np.float32)
-        #: The sizes of several choices at once.
-        self._choices = choices if isinstance(choices, list) else []
+        self._choices = sidecar.num_actions or 0
+        self._several = isinstance(self._choices, list)
         self._std = np.array(sidecar.action_std or [], np.float32)
 
     @classmethod
@@ -77,15 +76,12 @@ class Policy:
         """
         path = Path(path)
         content, source = flatbuffer.read(path), sidecar_path(path)
-        try:
-            sidecar = Sidecar.load(source)
-        except QuarlError as error:
-            if has_sidecar(path):
-                raise
+        if not has_sidecar(path):
             raise QuarlError(
                 f"{path} has no sidecar {source.name} beside it; copy both files, or adopt it "
                 f"(quarl adopt) if it is of floats. Received: path={str(path)!r}"
-            ) from error
+            )
+        sidecar = Sidecar.load(source)
         digest = hashlib.sha256(content).hexdigest()
         if digest != sidecar.sha256:
             raise QuarlError(
@@ -110,8 +106,8 @@ class Policy:
             low, high = self._bounds
             action: NDArray[np.float32] = np.minimum(np.maximum(self._decode(head), low), high)
             return action
-        if self._choices:
-            return self._best_of_choices(head, head)
+        if self._several:
+            return self._best(head, head)
         # Codes have the order of their values, so nothing is dequantised; for few actions a list is
         # faster than NumPy.
         values: list[float] = head.tolist()
@@ -137,13 +133,10 @@ class Policy:
         if self._bounds is not None:
             action: NDArray[np.float32] = np.clip(noisy_head, *self._bounds)
             return action
-        if self._choices:
-            return self._best_of_choices(head, noisy_head)
-        values: list[float] = head.tolist()
-        self.ties += values.count(max(values)) > 1
-        return int(noisy_head.argmax())
+        best = self._best(head, noisy_head)
+        return best if self._several else int(best)
 
-    def _best_of_choices(self, head: NDArray[Any], noisy_head: NDArray[Any]) -> NDArray[Any]:
+    def _best(self, head: NDArray[Any], noisy_head: NDArray[Any]) -> NDArray[Any]:
         parts = [values.tolist() for values in actions.split(head, self._choices)]
         self.ties += any(values.count(max(values)) > 1 for values in parts)
         return actions.best(noisy_head, self._choices)
