@@ -200,7 +200,6 @@ class Sidecar(_JsonRecord):
         return sidecar
 
 
-
 @dataclass(frozen=True)
 class Protocol:
     """The rules of an evaluation: whole episodes, unclipped rewards.
