@@ -396,6 +396,8 @@ def _study_run(args: argparse.Namespace) -> None:
     new_runs = [run for run_id, run in runs.items() if not state.is_trained(workspace, run_id)]
     _warn_slow(pipeline.preset_of(run) for run in new_runs)
     chosen_engine = _chosen_engine(args)
+    # What a scheduler sends: the engine stops its runs, and claims are given up.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with progress_bar(f"study {study.name}") as update:
         statuses = engine.run(workspace, study, chosen_engine, _say, update, args.shard)
     _console.print(summary.counts(statuses))

@@ -180,13 +180,10 @@ def holm(values: Mapping[str, float], level: float) -> list[str]:
 
 
 def _loss_p(runs: Sequence[Paired]) -> float:
-    """Return the one-sided p-value of a loss: over trainings, or the episodes of a single one."""
-    values, count = runs[0].errors, runs[0].observations
-    if len(runs) > 1:
-        values, count = np.array([run.errors.mean() for run in runs]), len(runs)
-    if count <= 1:
-        return 1.0
-    error = standard_error(values, count)
-    if error == 0:
-        return float(0.5**count) if values[0] > 0 else 1.0  # By a sign test.
-    return float(scipy.stats.t.sf(values.mean() / error, count - 1))
+    """Return the one-sided p-value of a loss."""
+    errors = [(run.errors, run.observations) for run in runs]
+    mean, (variance, freedom) = _mean(errors), _variance(errors)
+    if variance == 0:
+        count = len(runs) if len(runs) > 1 else runs[0].observations
+        return float(0.5**count) if mean > 0 else 1.0  # By a sign test.
+    return float(scipy.stats.t.sf(mean / np.sqrt(variance), freedom))

@@ -129,7 +129,7 @@ class TrainingRecord(_JsonRecord):
             if sha256(path) != getattr(self, f"{name}_sha256"):
                 raise QuarlError(
                     f"{path} was changed or damaged after training; delete the run folder and "
-                    f"train again. Received: path={str(path)!r}"
+                    f"that of its flatbuffers, and train again. Received: path={str(path)!r}"
                 )
 
 

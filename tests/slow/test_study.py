@@ -170,12 +170,16 @@ def test_four_workers_share_a_folder_and_take_over_from_one_that_is_killed(
     python.chmod(0o755)
     words = ["study", "run", str(path), "--root", str(tmp_path), "--jobs", "1", "--shard"]
     command = [sys.executable, "-c", _WORKER, str(python), *words]
-    first = subprocess.Popen([*command, "1/4"], stdout=subprocess.DEVNULL)
-    while not (begun := lines(tmp_path / "begun")):
-        assert first.poll() is None
-        time.sleep(0.05)
-    first.kill()
-    first.wait()
+    # One that is told to end, as by a scheduler, gives up its claim; one that is killed cannot.
+    for number, left in ((signal.SIGTERM, 0), (signal.SIGKILL, 1)):
+        (tmp_path / "begun").unlink(missing_ok=True)
+        first = subprocess.Popen([*command, "1/4"], stdout=subprocess.DEVNULL)
+        while not (begun := lines(tmp_path / "begun")):
+            assert first.poll() is None
+            time.sleep(0.05)
+        first.send_signal(number)
+        assert first.wait() in (128 + number, -number)
+        assert len(list(tmp_path.glob("runs/*/claim.*"))) == left
     workers = [subprocess.Popen([*command, f"{i}/4"], stdout=subprocess.PIPE) for i in (2, 3, 4)]
     outputs = [worker.communicate()[0].decode() for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0, 0], outputs

@@ -93,8 +93,9 @@ def test_sound_records_are_read_back(tmp_path: Path) -> None:
     for record in (TRAINING, SIDECAR, CONTINUOUS, with_successes, EVALUATION):
         record.save(path)
         assert type(record).load(path) == record
-    # The file has the bytes of earlier versions where an environment reports none.
     assert "successes" not in json.loads(path.read_text())
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"returns": [9.0, 99.0]}))
+    assert "was changed or damaged" in refused(Evaluation.load, path)
     assert with_successes.first(1, skip=1).successes == [False]
     # JSON has one kind of number: a whole return comes back without its point from other writers.
     path.write_text(json.dumps(asdict(EVALUATION) | {"returns": [9, 10]}))

@@ -13,7 +13,8 @@ from samples import refused
 from quarl_tf import presets
 from quarl_tf.cli import arguments, verbs
 from quarl_tf.environments import registry
-from quarl_tf.spec import LayerFormat, Origin, QatSchedule, Quantization, Recipe, Run, TensorFormat
+from quarl_tf.spec import Chance, LayerFormat, Origin, QatSchedule, Quantization, Recipe, Run
+from quarl_tf.spec.recipe import TensorFormat
 from quarl_tf.spec.scheme import Scheme, default_schemes, possible_schemes
 
 
@@ -29,6 +30,13 @@ def test_every_part_of_a_run_enters_its_name() -> None:
     assert len({Run("dqn", "X", 0, order).run_id for order in orders}) == 1
     assert "Received: seed=-1" in refused(Run, "dqn", "CartPole-v1", -1, code=2)
     assert "overrides=None" in refused(Run, "dqn", "CartPole-v1", 0, None, code=2)
+    assert "modules='mine'" in refused(Run, "dqn", "X", 0, modules="mine", code=2)
+    own = {"network": [8]}
+    run = Run("dqn", "X", 0, own)
+    own["network"].append(8)
+    assert run.overrides == {"network": [8]}
+    for values in (("sampling",), ("sticky", 1.5), ("epsilon", math.nan), ("sampled", 0.5)):
+        assert repr(values[-1]) in refused(Chance, *values, code=2)
     assert "{'bits': 4}" in refused(Run, "dqn", "X", 0, quantization={"bits": 4}, code=2)
 
 
