@@ -40,18 +40,18 @@ def preset_of(run: Run) -> Preset:
     return presets.load(run.algo, run.env_id, run.overrides, file)
 
 
-def with_origin(workspace: Workspace, origin: str, run: Run, preset: Preset) -> Run:
+def with_origin(workspace: Workspace, origin: Path | str, run: Run, preset: Preset) -> Run:
     """Return a run that starts from a finished training, or resumes a saved one (`.npz`)."""
     from quarl_tf.store.state import starting_from
     from quarl_tf.training import checkpoint
 
-    if origin.endswith(".npz"):
+    if str(origin).endswith(".npz"):
         return checkpoint.going_on(Path(origin), run, preset)
-    return starting_from(workspace, origin, run, preset)
+    return starting_from(workspace, str(origin), run, preset)
 
 
 def train(
-    run: Run, *, root: Path | str = ".", origin: str | None = None, update: Any = _silent
+    run: Run, *, root: Path | str = ".", origin: Path | str | None = None, update: Any = _silent
 ) -> TrainingRecord:
     """Train a run into `runs/<run_id>/` below the root, or resume it.
 

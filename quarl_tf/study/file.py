@@ -171,7 +171,7 @@ def _cell(
     overrides = values.get("overrides", {})
     base = Run(values["algo"], env_id, 0, overrides, modules=modules, presets=presets_file)
     preset = pipeline.preset_of(base)
-    seeds = tuple(values["seeds"])
+    seeds = tuple(sorted(values["seeds"]))
     if min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise UsageError(f"Seeds are 0 or more, none comes twice. Received: seeds={list(seeds)}")
     schemes = values.get("schemes", ["int8"])
