@@ -120,7 +120,7 @@ def _mean_over_cells(cells: Sequence[_Runs]) -> Interval:
     """Return the mean over cells with Student's t interval (Welch 1947, Satterthwaite 1946)."""
     means = [_mean(runs) for runs in cells]
     mean = float(np.mean(means))
-    variances, freedom = np.array([_variance(runs) for runs in cells]).T
+    variances, freedom = np.array([max(_variances(runs)) for runs in cells]).T
     if not variances.any():
         return Interval(mean, alike=sum(map(len, cells)) if is_constant(np.array(means)) else 0)
     degrees = variances.sum() ** 2 / (variances**2 / freedom).sum()
@@ -129,19 +129,19 @@ def _mean_over_cells(cells: Sequence[_Runs]) -> Interval:
     return Interval(mean, float(low), float(high))
 
 
-def _variance(runs: _Runs) -> tuple[float, float]:
+def _variances(runs: _Runs) -> list[tuple[float, float]]:
     """Return the variance of a cell's mean and its degrees of freedom.
 
-    It is that between the trainings or, where it is larger, that of their episodes.
+    By its episodes and, of several trainings, by what differs between them; the larger one counts.
     """
     count = len(runs)
     varying_runs = [(values, n) for values, n in runs if n > 1]
     within = sum(standard_error(values, n) ** 2 for values, n in varying_runs) / count**2
-    candidates = [(within, max(sum(n - 1 for _, n in varying_runs), 1.0))]
+    variances = [(within, max(sum(n - 1 for _, n in varying_runs), 1.0))]
     if count > 1:
         between = standard_error([values.mean() for values, _ in runs], count) ** 2
-        candidates.append((between, count - 1.0))
-    return max(candidates)
+        variances.append((between, count - 1.0))
+    return variances
 
 
 def _iqm(cells: Sequence[_Runs], mean_errors: Floats) -> Interval:
@@ -180,10 +180,10 @@ def holm(values: Mapping[str, float], level: float) -> list[str]:
 
 
 def _loss_p(runs: Sequence[Paired]) -> float:
-    """Return the one-sided p-value of a loss."""
+    """Return the one-sided p-value of a loss: the larger of those by both variances."""
     errors = [(run.errors, run.observations) for run in runs]
-    mean, (variance, freedom) = _mean(errors), _variance(errors)
-    if variance == 0:
+    mean, variances = _mean(errors), [pair for pair in _variances(errors) if pair[0] > 0]
+    if not variances:
         count = len(runs) if len(runs) > 1 else runs[0].observations
         return float(0.5**count) if mean > 0 else 1.0  # By a sign test.
-    return float(scipy.stats.t.sf(mean / np.sqrt(variance), freedom))
+    return max(float(scipy.stats.t.sf(mean / np.sqrt(v), freedom)) for v, freedom in variances)
