@@ -52,39 +52,41 @@ class Replay:
                 f"The replay must hold {minimum} observations of each environment; raise "
                 f"buffer_size. Received: {rows} of each of {num_envs}"
             )
-        self._shape = rows, num_envs
-        action_shape = self._shape if spec.num_actions else (*self._shape, spec.action_size)
-        self._rings: dict[str, npt.NDArray[Any]] = {
-            "actions": np.zeros(action_shape, np.int32 if spec.num_actions else np.float32),
-            "rewards": np.zeros(self._shape, np.float32),
-            "continues": np.zeros(self._shape, np.float32),
-            "starts": np.zeros(self._shape, np.bool_),
+        shape = (rows, num_envs) if spec.num_actions else (rows, num_envs, spec.action_size)
+        self._actions = np.zeros(shape, np.int32 if spec.num_actions else np.float32)
+        self._rewards, self._continues = np.zeros((2, rows, num_envs), np.float32)
+        self._starts = np.zeros((rows, num_envs), np.bool_)
+        self._fields: dict[str, npt.NDArray[Any]] = {
+            "actions": self._actions,
+            "rewards": self._rewards,
+            "continues": self._continues,
+            "starts": self._starts,
         }
         self._rows_added = 0
 
     def __len__(self) -> int:
         """Return the number of stored observations."""
-        rows, num_envs = self._shape
+        rows, num_envs = self._starts.shape
         return min(self._rows_added, rows) * num_envs
 
     def add(self, tick: Tick) -> None:
         """Store one tick of the stream."""
-        row = self._rows_added % self._shape[0]
+        row = self._rows_added % len(self._starts)
         self._observations.put(row, tick.observations)
-        fields = tick.actions, tick.rewards, ~tick.terminated, tick.starts
-        for ring, field in zip(self._rings.values(), fields, strict=True):
-            ring[row] = field
+        self._actions[row] = tick.actions
+        self._rewards[row] = tick.rewards
+        self._continues[row] = ~tick.terminated
+        self._starts[row] = tick.starts
         self._rows_added += 1
 
     def add_break(self, observation: npt.NDArray[Any]) -> None:
         """Store the last observations before all environments start new episodes."""
         false = np.zeros(len(observation), np.bool_)
-        self.add(Tick(observation, np.zeros_like(self._rings["actions"][0]), false, false, false))
+        self.add(Tick(observation, np.zeros_like(self._actions[0]), false, false, false))
 
     def sample(self, shape: tuple[int, ...], random: np.random.Generator) -> Transitions:
         """Draw transitions uniformly, with replacement; `shape` is (batches, batch_size)."""
-        rows, num_envs = self._shape
-        actions, rewards, continues, starts = self._rings.values()
+        rows, num_envs = self._starts.shape
         # The oldest stacks of a full ring have overwritten frames, the newest row no successor.
         lost_rows = self._observations.reach if self._rows_added > rows else 0
         usable_rows = min(self._rows_added, rows) - lost_rows
@@ -96,20 +98,20 @@ class Replay:
             index = random.integers(pairs, size=np.count_nonzero(rejected))
             row[rejected] = (oldest + index // num_envs) % rows
             env[rejected] = index % num_envs
-            rejected[rejected] = ~starts[row[rejected], env[rejected]]
+            rejected[rejected] = ~self._starts[row[rejected], env[rejected]]
         newest = (self._rows_added - 1) % rows
-        first_row, reward, weight = row, rewards[row, env], continues[row, env]
+        first_row, reward, weight = row, self._rewards[row, env], self._continues[row, env]
         row = (row + 1) % rows
         for _ in range(self._n_step - 1):
             # The transition ends early at an episode's last observation and at the newest row.
-            goes_on = (weight > 0) & starts[row, env] & (row != newest)
+            goes_on = (weight > 0) & self._starts[row, env] & (row != newest)
             weight = np.where(goes_on, weight * np.float32(self._discount), weight)
-            reward = reward + np.where(goes_on, weight * rewards[row, env], 0.0)
-            weight = np.where(goes_on, weight * continues[row, env], weight)
+            reward = reward + np.where(goes_on, weight * self._rewards[row, env], 0.0)
+            weight = np.where(goes_on, weight * self._continues[row, env], weight)
             row = np.where(goes_on, (row + 1) % rows, row)
         return Transitions(
             self._observations.take(first_row, env),
-            actions[first_row, env],
+            self._actions[first_row, env],
             reward.astype(np.float32),
             weight,
             self._observations.take(row, env),
@@ -117,21 +119,22 @@ class Replay:
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the state for a checkpoint, without unwritten rows."""
-        rows = min(self._rows_added, self._shape[0])
-        rings = self._rings | self._observations.rings
+        rows = min(self._rows_added, len(self._starts))
+        rings = self._fields | self._observations.rings
         arrays = {name: ring[:rows] for name, ring in rings.items()}
         return {**arrays, "rows_added": np.array(self._rows_added)}
 
     def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Restore the state of a checkpoint."""
         self._rows_added = int(arrays["rows_added"])
-        for rings in (self._rings, self._observations.rings):
-            for name, ring in rings.items():
-                saved = arrays[name]
-                if len(saved) < len(ring):
-                    ring[: len(saved)] = saved
-                else:  # A full ring may be large: it is not copied.
-                    rings[name] = saved
+        for name, ring in self._fields.items():
+            ring[: len(arrays[name])] = arrays[name]
+        for name, ring in self._observations.rings.items():
+            saved = arrays[name]
+            if len(saved) < len(ring):  # A full ring may be large: it is not copied.
+                ring[: len(saved)] = saved
+                saved = ring
+            self._observations.rings[name] = saved
 
 
 class _Observations:

@@ -134,7 +134,8 @@ def content_table(artifact: Path, audit: FlatbufferAudit) -> Table:
         return table
     sidecar = Entry.load(artifact).sidecar
     table.add_row("run", escape(f"{sidecar.run_id} (commit {sidecar.commit})"))
-    table.add_row("scheme", f"{sidecar.scheme}, {'native' if sidecar.native else 'simulated'}")
+    kind = "native" if sidecar.native else "simulated"
+    table.add_row("scheme", f"{escape(sidecar.scheme)}, {kind}")
     changed = sha256(artifact) != sidecar.sha256
     digest = "does not match the sidecar: changed or damaged" if changed else sidecar.sha256
     table.add_row("sha256", digest)

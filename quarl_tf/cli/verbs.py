@@ -12,7 +12,7 @@ import shlex
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import groupby
@@ -86,8 +86,7 @@ def main(words: Sequence[str] | None = None) -> int:
             )
         environments.import_environments(parsed.modules)
         parsed.command = shlex.join(["quarl", *words])
-        # The function of `study run` is `_study_run`.
-        globals()[f"_{parsed.verb.replace(' ', '_')}"](parsed)
+        _VERBS[parsed.verb](parsed)
     except QuarlError as error:
         _warn(str(error))
         return error.exit_code
@@ -396,8 +395,8 @@ def _study_run(args: argparse.Namespace) -> None:
     new_runs = [run for run_id, run in runs.items() if not state.is_trained(workspace, run_id)]
     _warn_slow(pipeline.preset_of(run) for run in new_runs)
     chosen_engine = _chosen_engine(args)
-    # What a scheduler sends: the engine stops its runs, and claims are given up.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    # As schedulers send it: claims are given up.
+    signal.signal(signal.SIGTERM, _interrupt)
     with progress_bar(f"study {study.name}") as update:
         statuses = engine.run(workspace, study, chosen_engine, _say, update, args.shard)
     _console.print(summary.counts(statuses))
@@ -408,6 +407,11 @@ def _study_run(args: argparse.Namespace) -> None:
             f"Received: study={study.name!r}"
         )
     _say(f"report it by `{_study_command(args, 'report')}`")
+
+
+def _interrupt(number: int, _: object) -> None:
+    signal.signal(number, signal.SIG_IGN)  # A second one would cut the end short.
+    raise KeyboardInterrupt
 
 
 def _say(line: str) -> None:
@@ -661,3 +665,13 @@ def _evaluate_all(args: argparse.Namespace, artifacts: Sequence[Path]) -> None:
         _console.print(summary.results_table(siblings, args))
         if note := summary.random_note(siblings[0], args):
             _console.print(note, markup=False)
+
+
+_VERBS: Mapping[str, Callable[[argparse.Namespace], None]] = {
+    function.__name__[1:].replace("_", " "): function
+    for function in (
+        *(_run, _train, _checkpoint_save, _export, _adopt, _quantize, _blame, _evaluate, _bench),
+        *(_record, _watch, _report, _study_plan, _study_run, _study_status, _study_report),
+        *(_inspect, _list, _doctor),
+    )
+}

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ai_edge_litert.interpreter import Interpreter
 
-from quarl_tf.foundation.errors import QuarlError
+from quarl_tf.foundation.errors import QuarlError, one_line
 from quarl_tf.foundation.provenance import import_path
 from quarl_tf.runtime import flatbuffer
 
@@ -83,10 +83,10 @@ def process_bytes(path: Path) -> int:
     env = {**os.environ, "PYTHONPATH": import_path()}
     process = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     if process.returncode:
-        last_line = process.stderr.strip().rpartition("\n")[2] or "no output"
+        output = (process.stdout.strip() or process.stderr.strip()).splitlines()
         raise QuarlError(
-            f"LiteRT cannot run the flatbuffer ({last_line}); export it again. "
-            f"Received: path={str(path)!r}, exit code {process.returncode}"
+            f"LiteRT cannot run the flatbuffer ({output[-1] if output else 'no output'}); "
+            f"export it again. Received: path={str(path)!r}, exit code {process.returncode}"
         )
     return int(process.stdout)
 
@@ -98,14 +98,19 @@ def _resident() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def main(path: str) -> None:
+def main(path: str) -> int:
     """Print by how many bytes this process grows when it runs a flatbuffer."""
     before = _resident()
-    interpreter = Interpreter(model_path=path, num_threads=1)
-    interpreter.allocate_tensors()
-    interpreter.invoke()
+    try:
+        interpreter = Interpreter(model_path=path, num_threads=1)
+        interpreter.allocate_tensors()
+        interpreter.invoke()
+    except (ValueError, RuntimeError) as error:
+        print(one_line(error))
+        return 1
     print(_resident() - before)
+    return 0
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(main(*sys.argv[1:]))

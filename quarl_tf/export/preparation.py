@@ -72,13 +72,17 @@ def require_quantisable(content: bytes, names: Collection[str]) -> None:
         for op in graph.operators:
             if observed & {*op.inputs}:
                 observed |= {*op.outputs}
-            weights = {*op.inputs[:2]} - observed
-            if op.name in names:
+            weights, kind = {*op.inputs[:2]} - observed, op.name
+            if kind == "CONV_2D":
+                channels, of_kernel = (graph.tensors[i].shape[-1] for i in op.inputs[:2])
+                # One in groups takes what a depthwise one takes.
+                kind = kind if of_kernel == channels else "DEPTHWISE_CONV_2D"
+            if kind in names:
                 weights = {i for i in weights & {op.inputs[1]} if graph.tensors[i].data is None}
-            if op.name in _PRODUCTS and weights:
+            if kind in _PRODUCTS and weights:
                 raise UsageError(
                     f"Only constant kernels of {', '.join(sorted(names))} are quantised here; "
-                    f"another scheme may take others. Received: operator={op.name}"
+                    f"another scheme may take others. Received: operator={kind}"
                 )
 
 

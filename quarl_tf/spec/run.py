@@ -21,7 +21,7 @@ DEFAULT_MARGIN_PERCENT = 2.0  #: Losses up to this share of the fp32 return are 
 ADOPTED = "adopted"  #: The algorithm of a policy that others trained.
 
 _MODULES = kinds.Kind(
-    "a tuple of names", lambda value: isinstance(value, tuple) and all(map(kinds.NAME.fits, value))
+    "a tuple of texts", lambda v: isinstance(v, tuple | list) and all(map(kinds.TEXT.fits, v))
 )
 
 
@@ -51,6 +51,7 @@ class Run:
         # The caller may change their own for the next run.
         object.__setattr__(self, "overrides", deepcopy(dict(self.overrides)))
         _MODULES.require("modules", self.modules)
+        object.__setattr__(self, "modules", tuple(self.modules))
         if self.presets is not None:
             kinds.TEXT.require("presets", self.presets)
         if not isinstance(self.quantization, Quantization | None):
@@ -187,7 +188,7 @@ class Run:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Run:
         """Invert `to_dict`."""
-        fields = {**values, "modules": tuple(values.get("modules", ()))}
+        fields = dict(values)
         if (quantization := values.get("quantization")) is not None:
             fields["quantization"] = Quantization.restore(quantization)
         if (origin := values.get("origin")) is not None:

@@ -21,6 +21,9 @@ PROTOCOL_VERSION = 1
 class _JsonRecord:
     """A dataclass stored as one JSON file; a field with a default is stored where it differs."""
 
+    #: What to do about a file that cannot be used.
+    _REMEDY = "delete it and run again what made it"
+
     def save(self, path: Path) -> None:
         """Write the record and its checksum atomically."""
         defaults = self._defaults()
@@ -36,7 +39,7 @@ class _JsonRecord:
             recorded, checksum = values.pop("checksum"), digest(values)
             if recorded != checksum:
                 raise QuarlError(
-                    f"{path} was changed or damaged; delete it and run again what made it. "
+                    f"{path} was changed or damaged; {cls._REMEDY}. "
                     f"Received: checksum={checksum!r}, the file says {reprlib.repr(recorded)}"
                 )
         return cls.of(values, path)
@@ -68,10 +71,7 @@ class _JsonRecord:
 
     @classmethod
     def _invalid(cls, path: Path, received: str) -> QuarlError:
-        return QuarlError(
-            f"{path} is no valid {cls.__name__}; delete it and run again what made it. "
-            f"Received: {received}"
-        )
+        return QuarlError(f"{path} is no valid {cls.__name__}; {cls._REMEDY}. Received: {received}")
 
 
 @cache
@@ -105,6 +105,8 @@ def _check(kind: Any) -> Callable[[Any], bool]:
 class TrainingRecord(_JsonRecord):
     """A finished training, stored as `training.json` in its run folder."""
 
+    _REMEDY = "delete the run folder and that of its flatbuffers, and train again"
+
     run: dict[str, Any]
     run_id: str
     preset: dict[str, Any]
@@ -128,14 +130,16 @@ class TrainingRecord(_JsonRecord):
             path = folder / f"{name}.npz"
             if sha256(path) != getattr(self, f"{name}_sha256"):
                 raise QuarlError(
-                    f"{path} was changed or damaged after training; delete the run folder and "
-                    f"that of its flatbuffers, and train again. Received: path={str(path)!r}"
+                    f"{path} was changed or damaged after training; {self._REMEDY}. "
+                    f"Received: path={str(path)!r}"
                 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sidecar(_JsonRecord):
     """Description of one flatbuffer, stored beside it as `<scheme>.json`."""
+
+    _REMEDY = "make its flatbuffer again"
 
     run: dict[str, Any]
     run_id: str

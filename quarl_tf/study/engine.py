@@ -206,8 +206,6 @@ def _jobs(workspace: Workspace, study: Study, statuses: Sequence[Status]) -> lis
         if all(status.state == State.EVALUATED for status in of_run):
             continue
         run = of_run[0].run
-        if run.presets is not None:  # A command is for any folder.
-            run = replace(run, presets=str(Path(run.presets).resolve()))
         if run.origin is not None:
             require_origin(workspace, run.origin)
         words = [*_stages(workspace, run, of_run), *study.chance.option.split()]

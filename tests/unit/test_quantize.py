@@ -480,10 +480,10 @@ def on_a_small_image(x: Any, dilations: int = 1) -> Any:
     return head(tf.reshape(features, (1, 48)))
 
 
-def grouped(x: Any) -> Any:
-    image = tf.reshape(x, (1, 3, 2, 1))
-    features = tf.nn.depthwise_conv2d(image, drawn(2, 2, 1, 4), (1, 1, 1, 1), "SAME")
-    return head(tf.reshape(features, (1, 24)))
+def grouped(x: Any, convolve: Any = tf.nn.depthwise_conv2d, channels: int = 2) -> Any:
+    image, kernel = tf.reshape(x, (1, 3, 1, 2)), drawn(2, 2, channels, 4 // channels)
+    features = convolve(image, kernel, (1, 1, 1, 1), "SAME")
+    return head(tf.reshape(features, (1, 12)))
 
 
 def products_of_a_batch(x: Any) -> Any:
@@ -569,6 +569,7 @@ def test_weights_that_would_stay_in_float_are_refused() -> None:
     for network, schemes, name in (
         (products_of_a_batch, ("int8_tensor", "ptq_opt_w4", "ptq_w2"), "BATCH_MATMUL"),
         (grouped, ("int8", "ptq_opt_w4"), "DEPTHWISE_CONV_2D"),
+        (lambda x: grouped(x, tf.nn.conv2d, 1), ("int8", "ptq_opt_w4"), "DEPTHWISE_CONV_2D"),
     ):
         content = converted(of_function(network, (6,), "float32"))
         for scheme in schemes:

@@ -31,8 +31,7 @@ def test_every_part_of_a_run_enters_its_name() -> None:
     assert "Received: seed=-1" in refused(Run, "dqn", "CartPole-v1", -1, code=2)
     assert "overrides=None" in refused(Run, "dqn", "CartPole-v1", 0, None, code=2)
     assert "modules='mine'" in refused(Run, "dqn", "X", 0, modules="mine", code=2)
-    own = {"network": [8]}
-    run = Run("dqn", "X", 0, own)
+    run = Run("dqn", "X", 0, own := {"network": [8]})
     own["network"].append(8)
     assert run.overrides == {"network": [8]}
     for values in (("sampling",), ("sticky", 1.5), ("epsilon", math.nan), ("sampled", 0.5)):
