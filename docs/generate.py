@@ -30,15 +30,8 @@ from quarl_tf.presets import ALGORITHMS, tables
 from quarl_tf.report.figures.style import scheme_colour
 from quarl_tf.report.page import limits, number_text, percent, size, templates
 from quarl_tf.runtime import flatbuffer
-from quarl_tf.spec import (
-    CALIBRATED,
-    DEFAULT_SCHEMES,
-    QAT_BITS,
-    LayerFormat,
-    Run,
-    Scheme,
-    TensorFormat,
-)
+from quarl_tf.spec import CALIBRATED, DEFAULT_SCHEMES, LayerFormat, Run, Scheme, TensorFormat
+from quarl_tf.spec.recipe import QAT_BITS
 from quarl_tf.store.records import Evaluation
 from quarl_tf.store.workspace import Workspace
 
