@@ -106,8 +106,8 @@ def test_results_come_from_committed_code(run: Run) -> None:
 #: What is kept of each run, of 8 trained bits the integers; of others the hash is enough.
 KEPT = {REFERENCE, "int8", "qat_int8", "qat_w4a4", "qat_w2a2"}
 
-#: Larger files need not be kept.
-LARGE = 2_700_000
+#: Larger files need not be kept; of those of games one for each cell.
+LARGE, GAMES = 2_700_000, 1_000_000
 
 
 @pytest.mark.parametrize(
@@ -137,8 +137,9 @@ def test_kept_files_exist_and_others_have_the_hash_of_their_record_when_made() -
         if scheme.kind == "weights" and reference.exists():
             content = quantized(reference.read_bytes(), scheme)
             assert hashlib.sha256(content).hexdigest() == sidecar.sha256, path
-        elif sidecar.scheme in KEPT:
-            assert sidecar.size_bytes > LARGE, path
+        elif sidecar.scheme in KEPT and sidecar.size_bytes <= LARGE:
+            assert sidecar.size_bytes > GAMES, path
+            assert list(path.parents[1].glob(f"*/{path.stem}.tflite")), path
 
 
 def test_trainings_of_the_shelf_are_made_by_their_commands() -> None:
