@@ -126,8 +126,8 @@ _SCHEMES = _option(
     metavar="LIST",
 )
 _MARGIN_HELP = "acceptable loss, in %% of fp32's return (default: %(default)s)"
-_LOSS: dict[str, Any] = {"type": _PERCENT, "metavar": "PERCENT"}
-_MARGIN = _option("--margin", _MARGIN_HELP, default=DEFAULT_MARGIN_PERCENT, **_LOSS)
+_IN_PERCENT: dict[str, Any] = {"type": _PERCENT, "metavar": "PERCENT"}
+_MARGIN = _option("--margin", _MARGIN_HELP, default=DEFAULT_MARGIN_PERCENT, **_IN_PERCENT)
 _DRY_RUN = _option("--dry-run", "print what would run", action="store_true")
 _PRECISION_HELP = "of hidden layers in training (-p precision=…); weights stay float32"
 _ORIGIN_HELP = "start with a finished training's network, or resume a saved training (FILE.npz)"
@@ -162,7 +162,7 @@ _SHOW_EXAMPLE = "ppo-LunarLander-v3-s5 --schemes fp32,int8"
 _EVALUATION = (
     _option("--episodes", "episodes (default: %(default)s)", type=_COUNT, default=DEFAULT_EPISODES),
     *(_chance, _MARGIN),
-    _option("--gate", "exit with 3 if a scheme loses more", **_LOSS),
+    _option("--gate", "exit with 3 if a scheme loses more", **_IN_PERCENT),
     _option("--confident", "apply the gate to the interval's worse end", action="store_true"),
 )
 _TARGET_HELP = "c: C99 of --schemes (default: int8, qat_int8); RUN may be such a file, or its name"

@@ -395,7 +395,7 @@ def _study_run(args: argparse.Namespace) -> None:
     new_runs = [run for run_id, run in runs.items() if not state.is_trained(workspace, run_id)]
     _warn_slow(pipeline.preset_of(run) for run in new_runs)
     chosen_engine = _chosen_engine(args)
-    # As schedulers send it: claims are given up.
+    # Schedulers send it; the study then ends as at Ctrl-C, and gives up its claims.
     signal.signal(signal.SIGTERM, _interrupt)
     with progress_bar(f"study {study.name}") as update:
         statuses = engine.run(workspace, study, chosen_engine, _say, update, args.shard)

@@ -120,6 +120,7 @@ def _mean_over_cells(cells: Sequence[_Runs]) -> Interval:
     """Return the mean over cells with Student's t interval (Welch 1947, Satterthwaite 1946)."""
     means = [_mean(runs) for runs in cells]
     mean = float(np.mean(means))
+    # The larger of the two: a few trainings may be alike by chance.
     variances, freedom = np.array([max(_variances(runs)) for runs in cells]).T
     if not variances.any():
         return Interval(mean, alike=sum(map(len, cells)) if is_constant(np.array(means)) else 0)
@@ -130,9 +131,9 @@ def _mean_over_cells(cells: Sequence[_Runs]) -> Interval:
 
 
 def _variances(runs: _Runs) -> list[tuple[float, float]]:
-    """Return the variance of a cell's mean and its degrees of freedom.
+    """Return the variances of a cell's mean, each with its degrees of freedom.
 
-    By its episodes and, of several trainings, by what differs between them; the larger one counts.
+    They are that of its episodes and, of several trainings, that between them.
     """
     count = len(runs)
     varying_runs = [(values, n) for values, n in runs if n > 1]

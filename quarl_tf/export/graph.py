@@ -132,10 +132,10 @@ class Graph:
 
         A QuarlError for a computed bias, which would be lost.
         """
-        _, kernel_index, index = [*layer.inputs, -1][:3]
-        kernel, bias = self.constant(kernel_index), self.constant(index)
-        if bias is None and index >= 0:
-            name = self.tensors[index].name.decode()
+        _, kernel_index, bias_index = [*layer.inputs, -1][:3]
+        kernel, bias = self.constant(kernel_index), self.constant(bias_index)
+        if bias is None and bias_index >= 0:
+            name = self.tensors[bias_index].name.decode()
             raise QuarlError(
                 "Layers are rewritten where their bias is a float32 constant; convert it so, or "
                 f"name other schemes. Received: bias={name!r}"

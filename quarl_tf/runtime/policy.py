@@ -63,6 +63,7 @@ class Policy:
         if sidecar.num_actions is None:
             low, high = sidecar.action_low, sidecar.action_high
             self._bounds = np.array(low, np.float32), np.array(high, np.float32)
+        #: The number of discrete actions, or that of each of several choices; else 0.
         self._choices = sidecar.num_actions or 0
         self._several = isinstance(self._choices, list)
         self._std = np.array(sidecar.action_std or [], np.float32)

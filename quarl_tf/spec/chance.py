@@ -6,7 +6,8 @@ from typing import Literal
 from quarl_tf.foundation import kinds
 
 _NONE = kinds.Kind(
-    "0 but for epsilon and sticky", lambda value: type(value) in (int, float) and value == 0
+    "left out, except of epsilon and sticky",
+    lambda value: type(value) in (int, float) and value == 0,
 )
 _PROBABILITIES = {
     **dict.fromkeys(("greedy", "sampled"), _NONE),

@@ -37,7 +37,8 @@ _THREADS = (
 )
 _POLL_SECONDS = 0.2
 #: A shard reads the files of all waiting jobs.
-_SHARD_POLL_SECONDS = _NODE_POLL_SECONDS = 2.0
+_SHARD_POLL_SECONDS = 2.0
+_NODE_POLL_SECONDS = 2.0
 
 #: The command `quarl`; -P ignores a package of this name in the current folder.
 _QUARL = ("-P", "-m", "quarl_tf.cli")
