@@ -93,6 +93,9 @@ def main(words: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _warn("interrupted; the same command resumes.")
         return 130
+    except MemoryError as error:
+        _warn(f"the memory of this machine does not suffice; ask for less. Received: {error}")
+        return 1
     except BrokenPipeError:
         # The reader (head, less) has closed the pipe; Python would report that at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
