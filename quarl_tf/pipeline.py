@@ -125,7 +125,7 @@ def export(
                 failures.append(error)
         update(len(missing), len(missing), "")
         if failures:
-            raise type(failures[0])("; ".join(map(str, failures))) from failures[0]
+            raise type(failures[0])("; ".join(dict.fromkeys(map(str, failures)))) from failures[0]
     return [workspace.artifact(run_id, name) for name in names]
 
 

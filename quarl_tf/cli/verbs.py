@@ -93,13 +93,12 @@ def main(words: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _warn("interrupted; the same command resumes.")
         return 130
-    except MemoryError as error:
-        _warn(f"the memory of this machine does not suffice; ask for less. Received: {error}")
-        return 1
     except BrokenPipeError:
         # The reader (head, less) has closed the pipe; Python would report that at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
+    except MemoryError as error:
+        _warn(f"the memory of this machine does not suffice; ask for less. Received: {error}")
     except OSError as error:
         if error.filename is None and error.errno != errno.ENOSPC:  # Of no file or full disk.
             raise
@@ -108,8 +107,9 @@ def main(words: Sequence[str] | None = None) -> int:
             "or work in another folder (--root DIR). "
             f"Received: path={str(error.filename or 'standard output')!r}"
         )
-        return 1
-    return 0
+    else:
+        return 0
+    return 1
 
 
 def _run(args: argparse.Namespace) -> None:
@@ -242,7 +242,7 @@ def _evaluate(args: argparse.Namespace) -> None:
 def _bench(args: argparse.Namespace) -> None:
     artifacts = _artifacts(args, args.artifacts, read_only=not args.save)
     if args.json is not None:
-        require_writable(args.json.parent)  # Before the calls are timed.
+        require_writable(args.json)  # Before the calls are timed.
     with progress_bar("bench") as update:
         measurements = bench(artifacts, args.calls, update)
     _console.print(summary.bench_table(measurements))
@@ -285,7 +285,7 @@ def _blame(args: argparse.Namespace) -> None:
         raise UsageError(
             f"Name the {REFERENCE} file of a policy. Received: scheme={policy.sidecar.scheme!r}"
         )
-    require_writable(path.parent)  # Before the episodes are played.
+    require_writable(blame_path(path))  # Before the episodes are played.
     with spinner("blame"):
         layers = blame(flatbuffer.read(path), policy, args.episodes)
     _console.print(summary.blame_table(layers))

@@ -122,7 +122,10 @@ def _turn(
 ) -> Iterator[tuple[str, NDArray[np.float64]]]:
     """Yield the microseconds of calls by name: the number of threads and, after one, "C"."""
     shape, dtype = policy.sidecar.observation_shape, policy.sidecar.observation_dtype
-    observations = np.random.default_rng(0).integers(0, 256, (100, *shape)).astype(dtype)
+    random = np.random.default_rng(0)
+    is_image, size = dtype == "uint8", (100, *shape)
+    values = random.integers(0, 256, size) if is_image else random.standard_normal(size)
+    observations = values.astype(dtype)
     yield f"{threads}", time_calls(policy, list(observations), calls)
     if threads == 1 and program is not None:
         stdin = observations[np.arange(calls) % len(observations)].tobytes()

@@ -165,7 +165,7 @@ def evaluate_and_save(
         if evaluation_flaw(saved_evaluation, sidecar, reference, seeds, chance) is None:
             evaluation = saved_evaluation
     if evaluation is None:
-        require_writable(path.parent)  # Before the episodes are played.
+        require_writable(path)  # Before the episodes are played.
         guide = reference if reference.exists() else None
         evaluation = evaluate(artifact, seeds, chance, reference=guide, update=update)
         evaluation.save(path)

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import re
 import signal
+import threading
 import warnings
 import zipfile
 from collections.abc import Callable, Sequence
@@ -104,7 +105,7 @@ def adopt(
         with flatbuffer.understood():
             content = in_float32(content)
     facts = described(content)
-    overrides = {"name": name or facts["sha256"][:12], "head": head}
+    overrides = {"name": facts["sha256"][:12] if name is None else name, "head": head}
     run = Run(ADOPTED, env_id, seed, overrides, modules=tuple(modules))
     require_possible(run, schemes)
     sidecar = _checked_sidecar(_described_run(run, spec, facts), fields, source)
@@ -309,9 +310,21 @@ def _in_a_child(crash: str, work: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _end_silently() -> None:
-    """Let an interrupt end this child, also one that came before; the parent reports it."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """Let an interrupt end this child, also one that came before, and the parent's end.
+
+    The parent reports an interrupt, unless it ignores them.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Wait for the parent's end: the pool's queue, of which a child has both ends, stays open."""
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _play(content: bytes, sidecar: Sidecar, modules: Sequence[str]) -> dict[str, Any]:

@@ -360,10 +360,12 @@ class _Writer:
             raise _refusal(f"{kind} in another place, in fixed point")
         end = (second - self._offset) / self._factor
         if kind == "MINIMUM float32":
-            self._high = np.minimum(self._high, end)
+            self._low, self._high = np.minimum(self._low, end), np.minimum(self._high, end)
         elif kind == "MAXIMUM float32":
-            self._low = np.maximum(self._low, end)
+            self._low, self._high = np.maximum(self._low, end), np.maximum(self._high, end)
         elif kind == "MUL float32":
+            if (second <= 0).any():  # The ends of a clip would change places.
+                raise _refusal("a factor of 0 or less, in fixed point")
             self._factor, self._offset = self._factor * second, self._offset * second
         else:
             self._offset = self._offset + (second if kind == "ADD float32" else -second)

@@ -62,12 +62,18 @@ def prepared(
 
 
 def require_quantisable(content: bytes, names: Collection[str]) -> None:
-    """Refuse weights that would stay in float without a word.
+    """Refuse weights that would stay in float without a word, and a flatbuffer without others.
 
     They are those of other operators than these, and kernels computed from constants. Products of
     what is computed from the observation have no weights.
     """
-    for graph in flatbuffer.parsed(content):
+    graphs = flatbuffer.parsed(content)
+    if not any(op.name in names for graph in graphs for op in graph.operators):
+        raise UsageError(
+            f"A flatbuffer without {' and '.join(sorted(names))} has nothing to quantise; keep it "
+            f"in float. Received: {len(content)} bytes"
+        )
+    for graph in graphs:
         observed = {*graph.inputs}
         for op in graph.operators:
             if observed & {*op.inputs}:

@@ -184,7 +184,7 @@ def quantize(source: Path, scheme: Scheme, recorded: Path | None = None) -> Path
     content = flatbuffer.read(source)
     if "float16" in sidecar.weight_dtypes:
         content = in_float32(content)
-    require_writable(target.parent)  # Before the rollouts.
+    require_writable(target)  # Before the rollouts.
     observations = calibration.observations(policy) if scheme.calibrated else None
     if observations is not None and recorded is not None:
         observations = np.concatenate([observations, recorded_observations])

@@ -5,6 +5,7 @@ So a file that exists is complete.
 
 import contextlib
 import csv
+import errno
 import hashlib
 import io
 import json
@@ -47,13 +48,15 @@ def sync(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def require_writable(folder: Path) -> None:
-    """Create a folder; a QuarlError where no file can be written in it."""
+def require_writable(path: Path) -> None:
+    """Create a file's folder; a QuarlError where the file cannot be written."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path.parent).close()
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     except OSError as error:
-        raise unwritable(folder, error) from error
+        raise unwritable(path, error) from error
 
 
 def unwritable(path: Path, error: OSError) -> QuarlError:

@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +73,12 @@ def test_a_file_becomes_a_run_that_is_quantised_and_reported(file: Path, capsys:
 def test_a_policy_without_layers_is_not_quantised(file: Path, capsys: Capsys) -> None:
     file.write_bytes(converted(of_function(lambda x: 2 * x[:, :2], (4,), "float32")))
     words = ["--env", "CartPole-v1", "--head", "q_values", "--name", "mine", "--episodes", "1"]
-    line = refusal(capsys, "adopt", str(file), *words, "--schemes", "int8,fp32", code=1)
-    assert "A flatbuffer of this graph" in line
+    line = refusal(capsys, "adopt", str(file), *words, "--schemes", "int8,fp32")
+    assert "nothing to quantise" in line
     assert evaluation_path(FOLDER / "fp32.tflite").exists()  # The other scheme is evaluated.
-    for scheme in ("int8", "ptq_opt_w8a8"):
-        line = refusal(capsys, "quantize", str(FOLDER / "fp32.tflite"), "--scheme", scheme, code=1)
-        assert "A flatbuffer of this graph" in line
+    for scheme in ("int8", "ptq_opt_w8a8", "ptq_w4"):
+        line = refusal(capsys, "quantize", str(FOLDER / "fp32.tflite"), "--scheme", scheme)
+        assert "nothing to quantise" in line
 
 
 def test_sidecars_give_missing_options(artifacts: Artifacts, file: Path, capsys: Capsys) -> None:
@@ -205,6 +207,13 @@ def test_nan_heads_and_crashes_get_one_line(file: Path, capsys: Capsys, monkeypa
     monkeypatch.setattr(adopting, "_play", _crash)
     assert "crashed while" in refusal(capsys, "adopt", str(file), *MINE, code=1)
     assert not FOLDER.exists()
+
+
+def test_a_child_ends_with_its_parent() -> None:
+    code = "import os; from quarl_tf.export.adopt import _in_a_child as run; run('', {})"
+    words = [sys.executable, "-c", code.format("os.kill, os.getpid(), 9")]
+    # Ends when neither holds the pipe any more.
+    assert subprocess.run(words, check=False, stdout=subprocess.PIPE, timeout=60).returncode == -9
 
 
 def _crash(*_: Any) -> None:

@@ -121,6 +121,20 @@ def test_actions_without_floats_are_the_same_but_near_ties(run: str, tmp_path: P
     subprocess.run(words, cwd=tmp_path, check=True)
 
 
+def test_clips_beyond_each_other_without_floats(tmp_path: Path) -> None:
+    graph = Graph(CARTPOLE.read_bytes())
+    for operator in graph.operators[:4]:
+        if end := {"MINIMUM": -1.0, "MAXIMUM": 1.0}.get(graph.name(operator)):
+            index = operator.inputs[1]
+            graph.set_constant(index, np.full_like(graph.constant(index), end))
+    sidecar = Sidecar.load(sidecar_path(CARTPOLE))
+    artifact = write_flatbuffer(tmp_path / "clips.tflite", graph.pack(), sidecar)
+    integers = np.rint(np.random.default_rng(0).normal(size=(50, 4)) * 3 * 65536)
+    heads, _ = compiled.run(artifact, integers / 65536)
+    fixed_heads, _ = compiled.run(artifact, integers, fixed=True) / 65536
+    np.testing.assert_allclose(fixed_heads, heads, atol=2 / 65536)
+
+
 def test_files_of_the_converter(copy_artifact: Copy, networks: dict[str, Any]) -> None:
     compiled.check(copy_artifact("int8"), networks["mlp"].calibration)
 
