@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from samples import ROOT, Capsys, Patch, python, refusal, refused, register, write_presets
 
-import quarl_tf
 from quarl_tf import presets
 from quarl_tf.cli import verbs
 from quarl_tf.pipeline import train
@@ -79,12 +78,6 @@ def test_each_script_does_its_stage(folder: Path) -> None:
     assert page in script("pipelines/run.py", "ppo", "CartPole-v1", "0")
     assert "action: " in script("examples/api.py", ".")
     script("pipelines/study.py", "none.yaml", code=2)
-
-
-def test_public_names_are_there() -> None:
-    assert all(callable(getattr(quarl_tf, name)) for name in quarl_tf.__all__)
-    with pytest.raises(AttributeError, match="quantise"):
-        _ = quarl_tf.quantise
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import samples
-from samples import STUDY, Capsys, Patch, printed, python, refusal, refused, silent, write_study
+from samples import STUDY, Capsys, Patch, printed, python, refused, silent, write_study
 
 from quarl_tf.cli import verbs
 from quarl_tf.foundation.errors import BusyError
@@ -369,13 +369,6 @@ def test_jobs_share_the_cores_and_run_this_code(tmp_path: Path, monkeypatch: Pat
     assert threads == {str(len(engine.available_cores()) // jobs)}
     assert {path.split(os.pathsep)[0] for path in paths} == {str(Path(engine.__file__).parents[2])}
     assert len({line.split(": ")[1] for line in cores}) == jobs
-
-
-def test_a_cluster_needs_ray(tmp_path: Path, capsys: Capsys, monkeypatch: Patch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    path = write_study(tmp_path, STUDY)
-    words = ["study", "run", str(path), "--root", str(tmp_path), "--engine", "ray"]
-    assert "pip install '.[cluster]'" in refusal(capsys, *words, code=1)
 
 
 def test_the_report_names_what_is_missing(finished: Finished, capsys: Capsys) -> None:

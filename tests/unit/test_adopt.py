@@ -212,7 +212,6 @@ def test_nan_heads_and_crashes_get_one_line(file: Path, capsys: Capsys, monkeypa
 def test_a_child_ends_with_its_parent() -> None:
     code = "import os; from quarl_tf.export.adopt import _in_a_child as run; run('', {})"
     words = [sys.executable, "-c", code.format("os.kill, os.getpid(), 9")]
-    # Ends when neither holds the pipe any more.
     assert subprocess.run(words, check=False, stdout=subprocess.PIPE, timeout=60).returncode == -9
 
 

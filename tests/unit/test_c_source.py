@@ -123,12 +123,10 @@ def test_actions_without_floats_are_the_same_but_near_ties(run: str, tmp_path: P
 
 def test_clips_beyond_each_other_without_floats(tmp_path: Path) -> None:
     graph = Graph(CARTPOLE.read_bytes())
-    for operator in graph.operators[:4]:
-        if end := {"MINIMUM": -1.0, "MAXIMUM": 1.0}.get(graph.name(operator)):
-            index = operator.inputs[1]
-            graph.set_constant(index, np.full_like(graph.constant(index), end))
-    sidecar = Sidecar.load(sidecar_path(CARTPOLE))
-    artifact = write_flatbuffer(tmp_path / "clips.tflite", graph.pack(), sidecar)
+    for clip, end in zip(graph.operators[2:4], (-1, 1), strict=True):  # MINIMUM and MAXIMUM.
+        graph.set_constant(clip.inputs[1], np.float32(end))
+    pole = Sidecar.load(sidecar_path(CARTPOLE))
+    artifact = write_flatbuffer(tmp_path / "clips.tflite", graph.pack(), pole)
     integers = np.rint(np.random.default_rng(0).normal(size=(50, 4)) * 3 * 65536)
     heads, _ = compiled.run(artifact, integers / 65536)
     fixed_heads, _ = compiled.run(artifact, integers, fixed=True) / 65536

@@ -130,19 +130,12 @@ def test_processors_have_a_name_and_their_best_extension(information: str, descr
     assert provenance.describe_processor(information) == described
 
 
-def test_cores_are_known_on_every_system(monkeypatch: Patch) -> None:
-    monkeypatch.delattr(provenance.os, "sched_getaffinity", raising=False)  # As on macOS.
-    assert provenance.available_cores() == [*range(os.cpu_count() or 1)]
-
-
 PACKAGE = Path(quarl_tf.__file__).parent
 
 #: From the lowest: a room may import from itself and from those before it.
-TABLE = (ROOT / "docs/design/rooms.md").read_text()
-ROOMS = re.findall(r"^\| `(\w+)` \|", TABLE, re.MULTILINE)
+ROOMS = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/design/rooms.md").read_text(), re.MULTILINE)
 TENSORFLOW = {"tensorflow", "keras", "tf_keras", "tf_agents", "tensorflow_probability"}
-#: What boards lack besides.
-USUAL = {"flatbuffers", "gymnasium", "jinja2", "pandas", "rich", "scipy", "yaml"}
+BOARDS_LACK = TENSORFLOW | {"flatbuffers", "gymnasium", "jinja2", "pandas", "rich", "scipy", "yaml"}
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -178,7 +171,7 @@ def printed_by(code: str) -> str:
     [
         ("evaluation.play evaluation.memory evaluation.bench evaluation.video", TENSORFLOW),
         ("report study study.engine cli", TENSORFLOW),
-        ("runtime.policy", TENSORFLOW | USUAL),
+        ("runtime.policy", BOARDS_LACK),
     ],
 )
 def test_imports_load_no_more_than_they_need(names: str, unneeded: set[str]) -> None:
