@@ -399,9 +399,8 @@ def flat(row: Row) -> dict[str, Any]:
 def aggregates(cells: Sequence[CellResults]) -> list[Aggregate]:
     """Aggregate each scheme of plain trainings that has normalised errors in many cells.
 
-    Trainings that several cells have count once. A game that one training plays without chance is
-    too few different episodes, and left out, as is a training whose fp32 earns no more than a
-    random policy.
+    Trainings that several cells have count once. A game without chance is too few different
+    episodes, and left out, as is a training whose fp32 earns no more than a random policy.
     """
     first_cells = {cell.cell.references[0].seedless_id: cell.cell for cell in reversed(cells)}
     # What several cells share is of none of their quantisations.
@@ -435,8 +434,7 @@ def aggregates(cells: Sequence[CellResults]) -> list[Aggregate]:
         scheme: {
             name: list(trainings.values())
             for name, trainings in by_cell.items()
-            if len(trainings) > 1
-            or any(run.observations >= compare.MIN_EPISODES for run in trainings.values())
+            if any(run.observations >= compare.MIN_EPISODES for run in trainings.values())
         }
         for scheme, by_cell in paired.items()
     }

@@ -151,7 +151,7 @@ _OPTIONS = {
     "ranges": one_of(("extremes", "moving_average", "percentile", "following")),
     "gradient": one_of(("straight_through", "clipped")),
     "delay": COUNT,
-    "per_channel": Kind("true or false", lambda value: type(value) is bool or value == _FEW),
+    "per_channel": Kind("true, false or few", lambda value: type(value) is bool or value == _FEW),
     "learned_steps": FLAG,
 }
 
