@@ -200,7 +200,7 @@ def test_defaults_are_the_usual_ones(words: str, trained: str, capsys: Capsys) -
         (["study", "run", "studies/li.yaml", "--gather"], "Engine local has no option --gather"),
         (["study", "run", "x.yaml", "--shard", "3/2"], "from 1 to N: '3/2'"),
         (["train", *TRAIN, "--quant-delay", "9"], "add --bits N. Received: quant_delay=9"),
-        (["train", *TRAIN, "--bits", "4", "-q", "per_channel=1"], "true or false"),
+        (["train", *TRAIN, "--bits", "4", "-q", "per_channel=1"], "true, false or few"),
         (["train", *TRAIN, "--bits", "4", "--quant-delay", "900"], "delay=900, learning_starts="),
         (["train", *TRAIN, "--bits", "4", "-q", "bits=2"], "--bits"),
     ],
