@@ -33,7 +33,7 @@ from quarl_tf.export.adopt import adopt
 from quarl_tf.export.ptq import quantize
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.display import progress_bar, spinner
-from quarl_tf.foundation.errors import GateError, QuarlError, UsageError
+from quarl_tf.foundation.errors import GateError, QuarlError, UsageError, one_line
 from quarl_tf.foundation.files import read_json, require_writable, write_csv, write_json
 from quarl_tf.presets import Preset, tables
 from quarl_tf.runtime import flatbuffer
@@ -98,7 +98,7 @@ def main(words: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except MemoryError as error:
-        _warn(f"the memory of this machine does not suffice; ask for less. Received: {error}")
+        _warn(f"too little memory; give less to hold at once. Received: {one_line(error)}")
     except OSError as error:
         if error.filename is None and error.errno != errno.ENOSPC:  # Of no file or full disk.
             raise

@@ -122,9 +122,9 @@ def _turn(
 ) -> Iterator[tuple[str, NDArray[np.float64]]]:
     """Yield the microseconds of calls by name: the number of threads and, after one, "C"."""
     shape, dtype = policy.sidecar.observation_shape, policy.sidecar.observation_dtype
-    random = np.random.default_rng(0)
-    is_image, size = dtype == "uint8", (100, *shape)
-    values = random.integers(0, 256, size) if is_image else random.standard_normal(size)
+    random, size = np.random.default_rng(0), (100, *shape)
+    # Floats of unit size, as larger ones may overflow.
+    values = random.integers(0, 256, size) if dtype == "uint8" else random.standard_normal(size)
     observations = values.astype(dtype)
     yield f"{threads}", time_calls(policy, list(observations), calls)
     if threads == 1 and program is not None:

@@ -217,8 +217,9 @@ def verdict(
     The first that holds, where [low, high] is the 95 % interval of scheme - fp32:
 
     * "inconclusive": fewer than `MIN_EPISODES` episodes, of the training with fewest.
-    * "no difference seen": all observations are 0, in as many different episodes of each training.
-      If all are another number it is a gain or a loss where `unseen_percent` is below 50.
+    * "no difference seen": all observations are 0, in `MIN_EPISODES` different episodes of each
+      training. If all are one other number, it is a gain or a loss where `unseen_percent` is below
+      50.
     * "gain", low > 0.
     * "within margin", low >= -m and R_fp32 != 0: a non-inferiority test at one-sided 2.5 %.
     * "loss", high < 0.

@@ -296,7 +296,7 @@ def _in_a_child(crash: str, work: Callable[..., Any], *arguments: Any) -> Any:
     """Work in a process of its own, which a foreign file may crash."""
     context = multiprocessing.get_context("spawn")
     resource_tracker.ensure_running()  # Its start unblocks SIGINT.
-    with ProcessPoolExecutor(1, context, _end_silently) as pool:
+    with ProcessPoolExecutor(1, context, _end_with_others) as pool:
         # While it starts, the child has Python's handler, which prints a traceback.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
@@ -309,8 +309,8 @@ def _in_a_child(crash: str, work: Callable[..., Any], *arguments: Any) -> Any:
             raise QuarlError(crash) from error
 
 
-def _end_silently() -> None:
-    """Let an interrupt end this child, also one that came before, and the parent's end.
+def _end_with_others() -> None:
+    """End this child at an interrupt, also one that came before, and with its parent.
 
     The parent reports an interrupt, unless it ignores them.
     """

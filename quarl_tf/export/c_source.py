@@ -358,7 +358,7 @@ class _Writer:
         first, second = map(self._values, operator.inputs)
         if first is not None or (self.products and kind in ("MINIMUM float32", "MAXIMUM float32")):
             raise _refusal(f"{kind} in another place, in fixed point")
-        end = (second - self._offset) / self._factor
+        end = np.clip((second - self._offset) / self._factor, -_FARTHEST, _FARTHEST)
         if kind == "MINIMUM float32":
             self._low, self._high = np.minimum(self._low, end), np.minimum(self._high, end)
         elif kind == "MAXIMUM float32":
@@ -378,7 +378,7 @@ class _Writer:
         if not is_representable.all():
             what = "number between two layers" if self.products else "feature"
             raise _refusal(f"{what} {is_representable.argmin()}, which Q16.16 does not hold")
-        ends = np.maximum(self._low, mean - reach), np.minimum(self._high, mean + reach)
+        ends = (np.clip(end, mean - reach, mean + reach) for end in (self._low, self._high))
         bounds = [np.rint(x).astype(np.int32) for x in self._broadcast(*ends)]
         return [*map(self.constant, bounds), *self._line(factor, offset)]
 

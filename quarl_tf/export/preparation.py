@@ -62,18 +62,13 @@ def prepared(
 
 
 def require_quantisable(content: bytes, names: Collection[str]) -> None:
-    """Refuse weights that would stay in float without a word, and a flatbuffer without others.
+    """Refuse a flatbuffer without weights to quantise, or with some that would stay in float.
 
-    They are those of other operators than these, and kernels computed from constants. Products of
-    what is computed from the observation have no weights.
+    The latter are those of other operators than these, and kernels computed from constants.
+    Products of what is computed from the observation have no weights.
     """
-    graphs = flatbuffer.parsed(content)
-    if not any(op.name in names for graph in graphs for op in graph.operators):
-        raise UsageError(
-            f"A flatbuffer without {' and '.join(sorted(names))} has nothing to quantise; keep it "
-            f"in float. Received: {len(content)} bytes"
-        )
-    for graph in graphs:
+    has_weights = False
+    for graph in flatbuffer.parsed(content):
         observed = {*graph.inputs}
         for op in graph.operators:
             if observed & {*op.inputs}:
@@ -84,12 +79,18 @@ def require_quantisable(content: bytes, names: Collection[str]) -> None:
                 # One in groups takes what a depthwise one takes.
                 kind = kind if of_kernel == channels else "DEPTHWISE_CONV_2D"
             if kind in names:
+                has_weights |= graph.tensors[op.inputs[1]].data is not None
                 weights = {i for i in weights & {op.inputs[1]} if graph.tensors[i].data is None}
             if kind in _PRODUCTS and weights:
                 raise UsageError(
                     f"Only constant kernels of {', '.join(sorted(names))} are quantised here; "
                     f"another scheme may take others. Received: operator={kind}"
                 )
+    if not has_weights:
+        raise UsageError(
+            "A flatbuffer without weights has nothing to quantise; keep it in float. "
+            f"Received: no constant kernel of {', '.join(sorted(names))}"
+        )
 
 
 def centred(content: bytes, choices: Choices | None) -> bytes:

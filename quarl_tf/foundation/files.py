@@ -5,7 +5,6 @@ So a file that exists is complete.
 
 import contextlib
 import csv
-import errno
 import hashlib
 import io
 import json
@@ -50,11 +49,11 @@ def sync(path: Path) -> None:
 
 def require_writable(path: Path) -> None:
     """Create a file's folder; a QuarlError where the file cannot be written."""
+    if path.is_dir():
+        raise QuarlError(f"Name a file; this is a folder. Received: path={str(path)!r}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path.parent).close()
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     except OSError as error:
         raise unwritable(path, error) from error
 

@@ -399,8 +399,8 @@ def flat(row: Row) -> dict[str, Any]:
 def aggregates(cells: Sequence[CellResults]) -> list[Aggregate]:
     """Aggregate each scheme of plain trainings that has normalised errors in many cells.
 
-    Trainings that several cells have count once. A game without chance is too few different
-    episodes, and left out, as is a training whose fp32 earns no more than a random policy.
+    Trainings that several cells have count once. Left out are those of too few different episodes,
+    as of games without chance, and those whose fp32 earns no more than a random policy.
     """
     first_cells = {cell.cell.references[0].seedless_id: cell.cell for cell in reversed(cells)}
     # What several cells share is of none of their quantisations.
@@ -428,14 +428,12 @@ def aggregates(cells: Sequence[CellResults]) -> list[Aggregate]:
                             compare.effective_n(fp32.evaluation, entry.evaluation) or len(returns),
                             fp32.skipped,
                         )
-                        if training.reference.mean() > training.baseline:
+                        different = compare.effective_n(fp32.evaluation) or len(returns)
+                        enough = different >= compare.MIN_EPISODES
+                        if enough and training.reference.mean() > training.baseline:
                             trainings[fp32.sidecar.run_id] = training
-    enough = {
-        scheme: {
-            name: list(trainings.values())
-            for name, trainings in by_cell.items()
-            if any(run.observations >= compare.MIN_EPISODES for run in trainings.values())
-        }
+    judged = {
+        scheme: {name: list(runs.values()) for name, runs in by_cell.items() if runs}
         for scheme, by_cell in paired.items()
     }
-    return [aggregate(scheme, by_cell) for scheme, by_cell in enough.items() if len(by_cell) > 1]
+    return [aggregate(scheme, by_cell) for scheme, by_cell in judged.items() if len(by_cell) > 1]

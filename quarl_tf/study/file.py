@@ -95,7 +95,7 @@ def _study(content: Any, folder: Path) -> Study:
     cells = []
     for number, entry in enumerate(values["cells"], start=1):
         try:
-            cells.append(_cell(entry, shared, modules, presets_file))
+            cells.append(_cell({**shared, **entry}, modules, presets_file))
         except UsageError as error:
             raise UsageError(f"cell {number}: {error}") from error
         columns = [cell.columns for cell, _ in cells]
@@ -163,19 +163,14 @@ def _titled(cells: Sequence[tuple[Cell, Mapping[str, Any]]]) -> Iterator[Cell]:
 
 
 def _cell(
-    entry: Mapping[str, Any],
-    shared: Mapping[str, Any],
-    modules: tuple[str, ...],
-    presets_file: str | None,
+    entry: Mapping[str, Any], modules: tuple[str, ...], presets_file: str | None
 ) -> tuple[Cell, dict[str, Any]]:
-    """Return a cell and its settings: overrides, options of quantisation, where it starts from.
-
-    What the file says for all cells is `shared`.
-    """
-    values = _checked({**shared, **entry}, "a cell", _CELL_KEYS, ("algo", "env", "seeds"))
-    if "bits" not in values and (useless := entry.keys() & {"quantization", "delays"}):
+    """Return a cell and its settings: overrides, options of quantisation, where it starts from."""
+    values = _checked(entry, "a cell", _CELL_KEYS, ("algo", "env", "seeds"))
+    if "bits" not in values and (useless := values.keys() & {"quantization", "delays"}):
         raise UsageError(
-            f"quantization and delays are for trainings with bits. Received: {sorted(useless)}"
+            "Quantization and delays are for quantisation-aware training; add bits ([] for none). "
+            f"Received: {sorted(useless)}"
         )
     env_id = environments.canonical_id(values["env"])
     overrides = values.get("overrides", {})

@@ -1,6 +1,5 @@
 """Commands, links and numbers in the README and the documentation are right."""
 
-import json
 import re
 import shlex
 from pathlib import Path
@@ -37,8 +36,3 @@ def test_rows_of_numbers_are_those_of_the_records() -> None:
         assert page.read_bytes() == before
     finally:
         page.write_bytes(before)
-
-
-def test_the_profile_of_trainings_has_the_same_cells_for_every_scheme() -> None:
-    content = json.loads((ROOT / "reports/ptq/results.json").read_text())
-    assert len({entry["cells"] for entry in content["aggregates"]}) == 1

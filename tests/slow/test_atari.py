@@ -110,6 +110,12 @@ def one_of_a_vector(env_id: str, random: np.random.Generator) -> Iterator[tuple[
         yield (observations[1], start) if over else (observations[1], actions[1], total, over)
 
 
+def test_closed_games_keep_no_emulators() -> None:
+    envs = make_vector(BREAKOUT, 2)
+    envs.close()
+    assert not hasattr(envs.unwrapped, "ale")
+
+
 @pytest.mark.parametrize("plays", [single, one_of_a_vector])
 @pytest.mark.parametrize("env_id", GAMES)
 def test_games_follow_the_protocol(env_id: str, plays: Any) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import samples
-from samples import STUDY, Capsys, Patch, printed, python, refused, silent, write_study
+from samples import STUDY, Capsys, Patch, printed, python, refusal, refused, silent, write_study
 
 from quarl_tf.cli import verbs
 from quarl_tf.foundation.errors import BusyError
@@ -382,3 +382,10 @@ def test_the_report_names_what_is_missing(finished: Finished, capsys: Capsys) ->
     assert all(f"{row['scheme']} of {row['run_id']} " in text for row in results["missing"])
     assert f"quarl study run {path} --root {root}" in text
     assert (folder / "figures/action_variance_ppo_CartPole-v1.png").exists()
+
+
+def test_a_cluster_needs_ray(tmp_path: Path, capsys: Capsys, monkeypatch: Patch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    path = write_study(tmp_path, STUDY)
+    words = ["study", "run", str(path), "--root", str(tmp_path), "--engine", "ray"]
+    assert "pip install '.[cluster]'" in refusal(capsys, *words, code=1)

@@ -64,7 +64,6 @@ def test_a_file_becomes_a_run_that_is_quantised_and_reported(file: Path, capsys:
     page = Path(f"reports/{RUN}/report.md").read_text()
     command = "quarl adopt FILE --env CartPole-v1 --seed 0 --name mine --head logits"
     assert f"{command} --schemes fp32,int8,ptq_w4,ptq_w3,ptq_w2 --episodes 5" in page
-    # A second time it stays as it is.
     content = (FOLDER / "int8.tflite").read_bytes()
     assert main([*words]) == 0
     assert (FOLDER / "int8.tflite").read_bytes() == content
@@ -210,8 +209,8 @@ def test_nan_heads_and_crashes_get_one_line(file: Path, capsys: Capsys, monkeypa
 
 
 def test_a_child_ends_with_its_parent() -> None:
-    code = "import os; from quarl_tf.export.adopt import _in_a_child as run; run('', {})"
-    words = [sys.executable, "-c", code.format("os.kill, os.getpid(), 9")]
+    code = "import os; from quarl_tf.export.adopt import _in_a_child as run; "
+    words = [sys.executable, "-c", code + "run('', os.kill, os.getpid(), 9)"]
     assert subprocess.run(words, check=False, stdout=subprocess.PIPE, timeout=60).returncode == -9
 
 

@@ -256,7 +256,6 @@ def test_loss_on_shared_layers_is_ppo_s_by_hand_and_its_gradient_is_taken(normal
     observations = random.integers(0, 256, (32, 36, 36, 2), np.uint8)
     actions = random.integers(4, size=32).astype(np.int32)
     logits, values = agent._model.predict(observations)
-    # The logits are those of the policy network.
     np.testing.assert_allclose(logits, agent.network(observations).numpy(), rtol=1e-4, atol=1e-6)
     assert len(np.unique(values)) == 32
     log_probabilities = log_softmax(logits, axis=1)

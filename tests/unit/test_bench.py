@@ -33,7 +33,7 @@ def test_files_are_timed_in_turns(tmp_path: Path, capsys: Capsys, monkeypatch: P
     target = tmp_path / "new/bench.json"
     words = ("bench", str(CART_POLE), str(CAR), "--calls", "20", "--json", str(target))
     for blocked in (f"{CART_POLE}/bench.json", str(tmp_path)):  # Below a file, and a folder.
-        assert f"Cannot write {blocked}" in refusal(capsys, *words[:-1], blocked, code=1)
+        assert f"path='{blocked}'" in refusal(capsys, *words[:-1], blocked, code=1)
     output = printed(capsys, *words)
     # Nothing was timed for the other.
     order = [path for (path, *_), _ in loaded.call_args_list if path in (CART_POLE, CAR)]

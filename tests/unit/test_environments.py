@@ -336,7 +336,6 @@ def test_options_choose_arena_and_zone() -> None:
     observation, _ = env.reset(seed=2, options={"arena": "easy", "zone": 1})
     np.testing.assert_array_equal(observation, keyed.reset(seed=2)[0])
     assert not np.array_equal(observation, make("AirNav-v0").reset(seed=2)[0])
-    # They apply to later missions, too.
     np.testing.assert_array_equal(env.reset()[0], keyed.reset()[0])
     assert "zone=5" in refused(env.reset, options={"zone": 5}, code=2)
     assert "did you mean hard?" in refused(make, "AirNav-v0", arena="hrd", code=2)

@@ -174,7 +174,6 @@ def test_bfloat16_networks_have_a_twin_in_float32(spec: EnvSpec, design: Design)
     hidden = [layer for layer in half.layers if layer.name.startswith(("hidden", "conv", "value_"))]
     assert {layer.compute_dtype for layer in hidden} == {"bfloat16"}
     assert half.get_layer("head").compute_dtype == half.output.dtype == "float32"
-    # A snapshot is the network to the bit.
     choosing, observations = acting(half), observations_of(spec)
     snapshot = Snapshot(choosing)
     before = snapshot(observations)
@@ -229,7 +228,6 @@ def test_normaliser_cuts_off_at_five_deviations() -> None:
     observation = np.array([[7.0, 11.0, 1.0], [-3.5, 3.0, -1e9]], np.float32)
     expected = [[5.0, 4.5, -4.0], [-4.5, 0.5, -5.0]]
     np.testing.assert_array_equal(layer(observation).numpy(), expected)
-    # A constant feature is not amplified.
     statistics(np.full((50, 3), 7, np.float32)).apply_to([network])
     assert np.abs(layer(np.full((1, 3), 7.001, np.float32)).numpy()).max() < 0.11
 

@@ -193,7 +193,6 @@ def test_one_panel_per_scheme_counts_its_episodes() -> None:
     assert list(axes) == list(COMPARED)
     for name, counts in (("int8", "0 30 0"), ("ptq_w2", "30 0 0")):
         assert re.findall(r"\d+", axes[name].texts[0].get_text()) == counts.split()
-    # Pairs stay pairs when sorted.
     (panel,) = paired_returns({"int8": (np.array([3.0, 1, 2]), np.array([30.0, 1, 0]))}).axes
     assert re.findall(r"\d+", panel.texts[0].get_text()) == ["1", "1", "1"]
     ring, dot = (c.get_offsets() for c in panel.collections if isinstance(c, PathCollection))
@@ -266,7 +265,6 @@ def test_variance_and_return_are_smoothed_where_they_are_known() -> None:
     assert data(below, 2)[1] == pytest.approx([100, 95 / 1.95])
     single = mean_curves({"fp32": trainings[:1]}, VARIANCE, "step")
     assert [len(axes.lines) for axes in single.axes] == [1, 1]
-    # A group that lacks a training is named.
     texts = mean_curves(groups(), VARIANCE, "step").legends[0].get_texts()
     assert [text.get_text() for text in texts[:2]] == ["fp32", "fp32 (layer_norm=True) (missing)"]
 

@@ -249,7 +249,6 @@ def test_several_trainings_count_once_each(several: Path) -> None:
     for line, row in zip(lines, results["runs"], strict=True):
         for name in ("run_id", "scheme", "status", "return_mean", "difference_low", "sha256"):
             assert line[name] == ("" if row[name] is None else str(row[name]))
-    # Nothing is averaged over the other trainings.
     assert missing_of(several) == {"ptq_w4": "was not evaluated"}
     row = pooled["ptq_w4"]
     assert "dqn-CartPole-v1-s1" in row["status"]
@@ -447,7 +446,6 @@ def test_a_baseline_on_other_episodes_is_missing(workspace: Workspace) -> None:
     assert all(row["normalised_error_percent"] is None for row in rows.values())
     assert rows["ptq_w4"]["verdict"] == "loss"
     assert "| random policy |" not in markdown
-    # The random policy is one of the experiments.
     assert f"1 of {len(SCHEMES) + 1} experiments without a result" in markdown
 
 
@@ -516,7 +514,6 @@ def test_a_quantisation_aware_run_is_compared_with_its_reference(workspace: Work
     assert results_of(folder)["cells"][0]["notes"] == []
     markdown, page = pages_of(folder)
     assert "0.5" in page
-    # Each training has a command of its own.
     _, *commands = re.findall(r"^    (quarl run .+)$", markdown, re.M)
     parsed = [arguments.build().parse_args(shlex.split(line)[1:]) for line in commands]
     assert [(args.seed, args.bits) for args in parsed] == [(0, None), (1, None), (0, 4), (1, 4)]
@@ -605,7 +602,10 @@ def test_shared_trainings_count_once_over_cells(workspace: Workspace) -> None:
     others = [add_run(workspace, replace(RUN, env_id="Acrobot-v1"))]
     hopeless = [add_run(workspace, replace(RUN, env_id="MountainCar-v0"))]  # Left out.
     evaluate(workspace, hopeless[0], "random", [1000.0, 900.0] * (EPISODES // 2))
-    cells = [cell_of(fp32=of_it, int8=of_it) for of_it in (runs, runs[:1], others, hopeless)]
+    game = [add_run(workspace, replace(run, env_id="PongNoFrameskip-v4")) for run in SEEDS]
+    for run in game:  # Left out: each plays two different games.
+        evaluate(workspace, run, "fp32", [400.0, 500.0] * (EPISODES // 2))
+    cells = [cell_of(fp32=of_it, int8=of_it) for of_it in (runs, runs[:1], others, hopeless, game)]
     source = Source(workspace=workspace, margin_percent=2.0)
     report.write(source, cells, name="x", title="x", command=COMMAND)
     (row,) = results_of(workspace.report_dir("x"))["aggregates"]

@@ -88,7 +88,7 @@ cells:
         (STUDY + "bits: [4]\noverrides: {layer_norm: true}", "has no rule for layer_norm"),
         (STUDY + "bits: [4]\ndelays: [1000000]", "delay=1000000, steps=100000"),
         (STUDY + "bits: [4]\nquantization: {delay: 4}", "`delays` the delays"),
-        (STUDY.replace("v1}", "v1, delays: [1]}"), "with bits. Received: ['delays']"),
+        (STUDY + "delays: [1]", "add bits ([] for none). Received: ['delays']"),
         (STUDY + "episodes: 0", "episodes=0"),
         (STUDY + "x: frames", "x must be steps or episodes or seconds. Received: x='frames'"),
         (STUDY + "epsilon: 0", "must be a number above 0, at most 1. Received: epsilon=0"),
