@@ -23,8 +23,7 @@ def test_policies_of_images_in_500_states(tmp_path: Path) -> None:
 def grey_squares() -> np.ndarray:
     """Return images that excite the first layer; noise alone does so like no environment."""
     random = np.random.default_rng(1)
-    squares = random.integers(0, 256, (100, 12, 12, 4)).repeat(7, axis=1).repeat(7, axis=2)
-    return squares.astype(np.uint8)
+    return random.integers(0, 256, (100, 12, 12, 4), np.uint8).repeat(7, axis=1).repeat(7, axis=2)
 
 
 def test_heads_of_grey_squares(tmp_path: Path) -> None:

@@ -108,8 +108,7 @@ def test_commit_is_of_this_project(installed: str, tmp_path: Path, monkeypatch: 
     for words in (["init", "-q"], ["add", "-f", installed], ["commit", "-q", "-m", "all"]):
         subprocess.run([*git, *words], check=True)
     monkeypatch.setattr(provenance, "__file__", str(package / "foundation/provenance.py"))
-    has_commit = provenance.source_commit.__wrapped__() is not None
-    assert has_commit == (installed == "quarl_tf")
+    assert (provenance.source_commit.__wrapped__() is None) == (installed != "quarl_tf")
 
 
 _AMD = "processor\t: 0\nmodel name\t: AMD EPYC\nflags\t\t: fpu sse2 avx avx2 {}\n"
@@ -126,8 +125,10 @@ _ARM = "processor\t: 0\nFeatures\t: fp asimd evtstrm{}\nCPU part\t: 0xd03\n"
         ("", platform.machine()),
     ],
 )
-def test_processors_have_a_name_and_their_best_extension(information: str, described: str) -> None:
+def test_processors_are_known(information: str, described: str, monkeypatch: Patch) -> None:
     assert provenance.describe_processor(information) == described
+    monkeypatch.delattr(provenance.os, "sched_getaffinity", raising=False)  # As on macOS.
+    assert provenance.available_cores() == [*range(os.cpu_count() or 1)]
 
 
 PACKAGE = Path(quarl_tf.__file__).parent
