@@ -5,10 +5,11 @@ observation ignores its action and returns the first observation of the next epi
 Learners must skip that step.
 
 After `reset(seed=...)` everything depends on the seed and the actions alone, not on earlier
-episodes; a user's own environment must ensure this itself.
+episodes; a user's own environment must ensure this itself (`env_spec` compares two resets).
 """
 
 import math
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from typing import Any, Protocol, cast, runtime_checkable
@@ -172,12 +173,16 @@ def make_vector(
 
 
 def env_spec(env_id: str) -> EnvSpec:
-    """Read the spaces of an environment; a UsageError if they are not supported."""
-    env = make(env_id)
-    observation, action = env.observation_space, env.action_space
-    env.close()
-    if (flaw := spaces.flaw(observation, action)) is not None:
-        raise UsageError(f"{flaw}. Received: {env_id} with {observation} and {action}")
+    """Read the spaces of an environment.
+
+    A UsageError if they are not supported, or if a user's own environment ignores the seed.
+    """
+    with closing(make(env_id)) as env:
+        observation, action = env.observation_space, env.action_space
+        if (flaw := spaces.flaw(observation, action)) is not None:
+            raise UsageError(f"{flaw}. Received: {env_id} with {observation} and {action}")
+        if not registry.is_versioned(env_id):
+            _require_seeded(env, env_id)
     shape, dtype = observation.shape or (), str(observation.dtype)
     if isinstance(action, gym.spaces.MultiDiscrete):
         return EnvSpec(shape, dtype, tuple(action.nvec.tolist()))
@@ -186,3 +191,15 @@ def env_spec(env_id: str) -> EnvSpec:
         return EnvSpec(shape, dtype, int(action.n), frame_stack=depth)
     box = cast(gym.spaces.Box, action)
     return EnvSpec(shape, dtype, None, tuple(box.low.tolist()), tuple(box.high.tolist()))
+
+
+
+def _require_seeded(env: gym.Env[Any, Any], env_id: str) -> None:
+    # Copied, as an environment may write into one array.
+    first, second = (np.array(env.reset(seed=0)[0]) for _ in range(2))
+    if not np.array_equal(first, second):
+        raise UsageError(
+            "The environment starts the same seed in two ways, so that schemes would play other "
+            "episodes; call super().reset(seed=seed) and draw from self.np_random alone. "
+            f"Received: environment={env_id!r}"
+        )

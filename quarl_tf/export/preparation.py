@@ -31,7 +31,7 @@ _MOST_BIAS = 32
 
 #: How much of the unevenness of channels `smoothed` moves into the next kernel, and the least peak
 #: of a channel, as a share of the greatest: one that was quieter may be louder elsewhere.
-_MIGRATION, _QUIETEST = 0.75, 0.5
+_MIGRATION, _QUIETEST = 0.8, 0.3
 
 #: How much finer the grid of the rounding residuals is than the grid of the observation.
 _FINER = 16
@@ -175,7 +175,7 @@ def smoothed(content: bytes, observations: Array) -> bytes:
     """Scale neighbouring ReLU layers of images until the peaks of their channels are similar.
 
     All channels share a grid, so the loud ones leave few codes to the others (SmoothQuant, Xiao et
-    al., arXiv 2211.10438, equation 4, with a migration strength of 0.75).
+    al., arXiv 2211.10438, equation 4, with a migration strength of 0.8).
     """
     graph, peaks = Graph(content), dict[int, Array]()
     layers = list(graph.layers().values())

@@ -1,4 +1,4 @@
-"""Greedy rollouts of a network in a vector environment, to select networks and to calibrate.
+"""Rollouts of a network in a vector environment, to select networks and to calibrate.
 
 Their seeds (`seeding.environment_seed`) are never evaluation seeds.
 """
@@ -6,15 +6,20 @@ Their seeds (`seeding.environment_seed`) are never evaluation seeds.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
 from quarl_tf import environments
 from quarl_tf.environments.acting import ticks
 from quarl_tf.environments.spaces import VectorEnv
+from quarl_tf.foundation.seeding import generator
 
 #: Maps observations [num_envs, ...], and whether each one's episode is unfinished, to actions.
 Act = Callable[[npt.NDArray[Any], npt.NDArray[np.bool_]], npt.NDArray[Any]]
+
+#: Share of random actions while images are kept.
+_EXPLORING = 0.05
 
 
 class Rollout(NamedTuple):
@@ -25,11 +30,14 @@ class Rollout(NamedTuple):
 
 
 def rollout(envs: VectorEnv, act: Act, seed: int, keep: int = 0) -> Rollout:
-    """Play one episode in every environment; return at most `keep` observations.
+    """Play one greedy episode in every environment; return at most `keep` observations.
 
-    One each, since the episodes that finish first would over-represent short ones.
+    One each, since the episodes that finish first would over-represent short ones. While images are
+    kept, some actions are random: games are deterministic, and greedy ones show few states.
     """
     observations, _ = envs.reset(seed=seed)
+    if keep and _are_images(observations):
+        act = _exploring(act, envs.single_action_space, seed)
     playing = np.ones(envs.num_envs, np.bool_)
     returns = np.zeros(envs.num_envs)
     sample = _Sample(keep)
@@ -46,13 +54,31 @@ def rollout(envs: VectorEnv, act: Act, seed: int, keep: int = 0) -> Rollout:
     return Rollout(returns.tolist(), sample.observations())
 
 
+def _are_images(observations: npt.NDArray[Any]) -> bool:
+    return observations[0].ndim > 1
+
+
+def _exploring(act: Act, space: gym.Space[Any], seed: int) -> Act:
+    """Replace a share of the actions of a `Discrete` space by random ones."""
+    if not isinstance(space, gym.spaces.Discrete):
+        return act
+    random = generator(seed, "exploring actions")
+
+    def explore(observations: npt.NDArray[Any], playing: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
+        actions = act(observations, playing)
+        draws, others = random.random(actions.size), random.integers(space.n, size=actions.size)
+        return np.where(draws < _EXPLORING, others, actions)
+
+    return explore
+
+
 class _Sample:
     """Keeps at most `size` of the observations it is given.
 
-    These are the observations with the smallest or largest value of a feature (up to a quarter, if
-    there is room for those of all features), half of all from the beginning, and others evenly
-    spread over the rest. A trained policy spends most time near its goal; the way there, with the
-    largest observations, is short.
+    Images are evenly spread. Of vectors these are the observations with the smallest or largest
+    value of a feature (up to a quarter, if there is room for those of all features), half of all
+    from the beginning, and others evenly spread over the rest. A trained policy spends most time
+    near its goal; the way there, with the largest observations, is short.
     """
 
     def __init__(self, size: int) -> None:
@@ -65,10 +91,11 @@ class _Sample:
     def add(self, observations: npt.NDArray[Any]) -> None:
         if not self._size:
             return
-        if observations[0].ndim == 1 and 2 * observations.shape[1] <= self._size // 4:
+        are_images = _are_images(observations)
+        if not are_images and 2 * observations.shape[1] <= self._size // 4:
             rows = np.concatenate([*self._extremes, observations])
             self._extremes = [rows[np.concatenate([rows.argmin(axis=0), rows.argmax(axis=0)])]]
-        if _count(self._beginning) < self._size // 2:
+        if not are_images and _count(self._beginning) < self._size // 2:
             self._beginning.append(observations)
             return
         if self._batch_count % self._stride == 0:

@@ -139,6 +139,10 @@ def test_other_spaces_are_refused(observation: Any, action: Any, monkeypatch: Pa
 def test_what_does_not_fit_is_refused(monkeypatch: Patch) -> None:
     env_id = register(monkeypatch, THREE, TWO, {"autoreset_mode": "SameStep"})
     assert "SAME_STEP" in refused(make_vector, env_id, 2, code=2)
+    unseeded = partial(Drawn.reset, seed=None)
+    monkeypatch.setattr(Drawn, "reset", lambda env, **_: unseeded(env))
+    assert "Received: environment='Drawn-v0'" in refused(env_spec, env_id, code=2)
+    monkeypatch.undo()
     # A vector that overwrites its observations.
     envs = make_vector(register(monkeypatch, THREE, TWO, {"copy": False}), 2)
     stream = ticks(envs, lambda _: np.zeros(2, int), envs.reset(seed=0)[0])
