@@ -13,7 +13,7 @@ from quarl_tf.foundation import kinds
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.foundation.kinds import Kind
 from quarl_tf.presets import ALGORITHMS, PRECISIONS
-from quarl_tf.spec import CALIBRATED, GREEDY, REFERENCE, Chance
+from quarl_tf.spec import GREEDY, INTEGER, REFERENCE, Chance
 from quarl_tf.spec.run import DEFAULT_EPISODES, DEFAULT_MARGIN_PERCENT
 
 _Option = Callable[[argparse.ArgumentParser], object]
@@ -105,9 +105,9 @@ def _chance(parser: argparse.ArgumentParser) -> None:
 
 
 def _task(parser: argparse.ArgumentParser) -> None:
-    task = parser.add_mutually_exclusive_group(required=True)
-    task.add_argument("task", nargs="?", metavar="ENV", help="Gymnasium id")
-    task.add_argument("--env", metavar="ID", help="the same, as an option")
+    # Not as a group: a number behind an unknown option would be blamed on --env.
+    parser.add_argument("task", nargs="?", metavar="ENV", help="Gymnasium id")
+    parser.add_argument("--env", metavar="ID", help="the same, as an option")
 
 
 _TASK_EXAMPLE = "--root mine --algo dqn --env CartPole-v1 --seed 0"
@@ -230,7 +230,7 @@ _VERBS: dict[str, tuple[Any, ...]] = {
         "quantise an fp32 or fp16 .tflite file, without its training",
         "tflite_models/CartPole-v1/dqn/s0/fp32.tflite --scheme ptq_w4",
         *(_ARTIFACT, _IMPORT),
-        _option("--scheme", f"{', '.join(CALIBRATED)}, or {_PTQ_NAMES}", required=True),
+        _option("--scheme", f"{', '.join(INTEGER)}, or {_PTQ_NAMES}", required=True),
         _option("--observations", _OBSERVATIONS_HELP, type=Path, metavar="FILE"),
     ),
     "blame": (

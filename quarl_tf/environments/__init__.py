@@ -193,7 +193,6 @@ def env_spec(env_id: str) -> EnvSpec:
     return EnvSpec(shape, dtype, None, tuple(box.low.tolist()), tuple(box.high.tolist()))
 
 
-
 def _require_seeded(env: gym.Env[Any, Any], env_id: str) -> None:
     # Copied, as an environment may write into one array.
     first, second = (np.array(env.reset(seed=0)[0]) for _ in range(2))

@@ -24,7 +24,7 @@ from quarl_tf.foundation.files import require_writable, sha256, write_bytes
 from quarl_tf.quantization.grid import Array, fake_quantize
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import CALIBRATED, REFERENCE, Scheme, actions, require_layers
+from quarl_tf.spec import INTEGER, REFERENCE, Scheme, actions, require_layers
 from quarl_tf.spec.actions import Choices
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import has_sidecar, sidecar_path, write_artifact
@@ -75,7 +75,7 @@ def quantized(
 
 def _impossible(scheme: Scheme) -> UsageError:
     return UsageError(
-        f"Without its training a flatbuffer can become {', '.join(CALIBRATED)}, ptq_opt_wNaN for "
+        f"Without its training a flatbuffer can become {', '.join(INTEGER)}, ptq_opt_wNaN for "
         "N = 2 ... 8, or ptq_wN, ptq_opt_wN and ptq_paper_wN for N = 2 ... 32. "
         f"Received: scheme={scheme.name!r}"
     )
@@ -84,12 +84,12 @@ def _impossible(scheme: Scheme) -> UsageError:
 def _calibrated(
     content: bytes, scheme: Scheme, observations: Array, choices: Choices | None
 ) -> bytes:
-    if scheme.name == "int8_stock":
+    if scheme.kind == "stock":
         from quarl_tf.export import converter  # Loads TensorFlow, which the others do not need.
 
         return converter.stock_int8(content, observations)
     preparation.require_quantisable(content, LAYERS)
-    is_integer = scheme.name in CALIBRATED
+    is_integer = scheme.kind == "integer"
     if is_integer and scheme.name != "int8_tensor":
         float_head = scheme.recipe.head.activations is None
         content = preparation.prepared(content, observations, choices, float_head=float_head)
@@ -146,7 +146,7 @@ def quantize(source: Path, scheme: Scheme, recorded: Path | None = None) -> Path
     """Write a quantised copy of an fp32 or fp16 flatbuffer with its sidecar; return its path.
 
     It is `<scheme>.tflite` beside it; one of this network that is there, intact, is kept.
-    Activations are calibrated on greedy rollouts of the flatbuffer and, beside them, on the
+    Activations are calibrated on rollouts of the flatbuffer and, beside them, on the
     observations [n, ...] of a file `recorded`, `.npy`. A sidecar with the hash of the copy is kept.
     A UsageError where the scheme needs a training or no observations, the flatbuffer is not one of
     floats, or another file is where the copy belongs; a QuarlError where a file is missing or

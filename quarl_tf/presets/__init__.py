@@ -226,12 +226,12 @@ class DdpgPreset(OffPolicyPreset):
     correlated_noise: _Flag
 
 
-#: The algorithms by name.
+#: The algorithms by name; those whose policies lose less when quantised (reports/ptq) come first.
 ALGORITHMS: dict[str, type[Preset]] = {
+    "ppo": PpoPreset,
     "a2c": A2cPreset,
     "ddpg": DdpgPreset,
     "dqn": DqnPreset,
-    "ppo": PpoPreset,
 }
 
 
@@ -304,15 +304,11 @@ def available() -> list[tuple[str, str]]:
 
 def best(env_id: str, file: Path | None = None) -> str:
     """Return the most robust algorithm with a preset of an environment."""
-    for algo in _BY_ROBUSTNESS:
+    for algo in ALGORITHMS:
         if env_id in _table(algo, file):
             return algo
     env_ids = {name for algo in ALGORITHMS for name in _table(algo, file)}
     raise unknown("environment with a preset", env_id, env_ids, "Or give --algo and --presets.")
-
-
-#: Algorithms by the loss of their policies when quantised (reports/ptq), the smallest first.
-_BY_ROBUSTNESS = ("ppo", "a2c", "ddpg", "dqn")
 
 
 def _table(algo: str, file: Path | None = None) -> tables.Table:

@@ -15,4 +15,11 @@ from quarl_tf.spec.recipe import (
     require_layers,
 )
 from quarl_tf.spec.run import ADOPTED, DEFAULT_MARGIN_PERCENT, Origin, Run, require_possible
-from quarl_tf.spec.scheme import BASELINE, CALIBRATED, DEFAULT_SCHEMES, REFERENCE, Scheme
+from quarl_tf.spec.scheme import (
+    BASELINE,
+    DEFAULT_SCHEMES,
+    INTEGER,
+    REFERENCE,
+    SINGLE_SCHEMES,
+    Scheme,
+)

@@ -28,8 +28,9 @@ class Scheme:
     Attributes:
         name: The name, which determines the rest.
         kind: "float" if the converter alone makes it; "weights" if kernels are rounded after
-            training; "calibrated" and "optimised" if observations are needed for that, as ranges
-            of integers or for GPTQ; "trained" if it belongs to a quantisation-aware training.
+            training; "integer", by us, or "stock", by the converter, if activations become
+            integers, and "optimised" if kernels are rounded by GPTQ, which needs observations;
+            "trained" if it belongs to a quantisation-aware training.
         recipe: The formats of the numbers. A training at fewer bits than `qat_int4`'s four, or with
             options, has its own recipe instead.
         native: Whether the flatbuffer stores weights in those bits.
@@ -54,13 +55,13 @@ class Scheme:
     @property
     def calibrated(self) -> bool:
         """Whether it needs observations, after training."""
-        return self.kind in ("calibrated", "optimised")
+        return self.kind in ("integer", "stock", "optimised")
 
     @property
     def centred(self) -> bool:
         """Whether values of actions lose their common part: what is left are advantages."""
         activations = self.recipe.default.activations is not None
-        return self.calibrated and activations and self.name != "int8_stock"
+        return self.kind in ("integer", "optimised") and activations
 
     @property
     def post_training(self) -> bool:
@@ -128,15 +129,15 @@ _SCHEMES = {
         Scheme("fp16", "float", _uniform(_HALF), native=True),
         # The runtime quantises activations at each call.
         Scheme("dynamic_int8", "float", _uniform(replace(_NEAREST, activations=None)), native=True),
-        Scheme("int8", "calibrated", _uniform(_GPTQ), native=True),
+        Scheme("int8", "integer", _uniform(_GPTQ), native=True),
         # With one scale for a fully-connected kernel, for runtimes that know no more.
-        Scheme("int8_tensor", "calibrated", _uniform(integers(8)), native=True),
+        Scheme("int8_tensor", "integer", _uniform(integers(8)), native=True),
         # With the last layer in float.
-        Scheme("int8_head32", "calibrated", _FLOAT_HEAD, native=True),
+        Scheme("int8_head32", "integer", _FLOAT_HEAD, native=True),
         # By TensorFlow's converter alone.
-        Scheme("int8_stock", "calibrated", _uniform(_NEAREST), native=True),
+        Scheme("int8_stock", "stock", _uniform(_NEAREST), native=True),
         # The best of several recipes, by rollouts.
-        Scheme("int8_auto", "calibrated", _uniform(_GPTQ), native=True),
+        Scheme("int8_auto", "integer", _uniform(_GPTQ), native=True),
         Scheme("qat_int8", "trained", _uniform(_NEAREST), native=True),
         Scheme("qat_int4", "trained", _uniform(integers(INT4_BITS)), native=True),
         *(Scheme(f"qat_w{n}a{n}", "trained", _uniform(integers(n))) for n in QAT_BITS),
@@ -149,10 +150,13 @@ _SCHEMES = {
 }
 
 #: Schemes whose activations are integers after training, with ranges from observations.
-CALIBRATED = tuple(name for name, scheme in _SCHEMES.items() if scheme.kind == "calibrated")
+INTEGER = tuple(name for name, scheme in _SCHEMES.items() if scheme.kind in ("integer", "stock"))
 
 #: Schemes that `quarl run` exports by default.
 DEFAULT_SCHEMES = ("fp32", "fp16", "dynamic_int8", "int8", *(f"ptq_w{n}" for n in range(8, 1, -1)))
+
+#: Those of a float training that have one name, in the order of lists.
+SINGLE_SCHEMES = tuple(dict.fromkeys((*DEFAULT_SCHEMES, *INTEGER)))
 
 
 def default_schemes(quantization: Quantization | None) -> tuple[str, ...]:

@@ -55,7 +55,7 @@ def rollout(envs: VectorEnv, act: Act, seed: int, keep: int = 0) -> Rollout:
 
 
 def _are_images(observations: npt.NDArray[Any]) -> bool:
-    return observations[0].ndim > 1
+    return bool(observations[0].ndim > 1)
 
 
 def _exploring(act: Act, space: gym.Space[Any], seed: int) -> Act:
@@ -66,7 +66,10 @@ def _exploring(act: Act, space: gym.Space[Any], seed: int) -> Act:
 
     def explore(observations: npt.NDArray[Any], playing: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
         actions = act(observations, playing)
-        draws, others = random.random(actions.size), random.integers(space.n, size=actions.size)
+        draws, others = (
+            random.random(actions.size),
+            random.integers(int(space.n), size=actions.size),
+        )
         return np.where(draws < _EXPLORING, others, actions)
 
     return explore

@@ -420,11 +420,25 @@ def test_rollouts_keep_extremes_of_features(lengths: list[int], keep: int, image
         assert observations.max(axis=0).tolist() == [max(lengths) - 1, len(lengths) - 1]
 
 
-@given(st.integers(1, 1000), st.integers(2, 60))
-def test_half_is_from_the_beginning_and_the_rest_is_spread(length: int, keep: int) -> None:
-    ticks = kept([length], keep, images=True).reshape(-1, 2)[:, 0]
-    half = min(keep // 2, length)
+@given(st.integers(1, 1000), st.integers(2, 15), st.booleans())
+def test_vectors_are_half_from_the_beginning_and_all_else_is_spread(
+    length: int, keep: int, images: bool
+) -> None:
+    ticks = kept([length], keep, images=images).reshape(-1, 2)[:, 0]
+    half = 0 if images else min(keep // 2, length)
     np.testing.assert_array_equal(ticks[:half], np.arange(half))
     gaps = np.diff(ticks[half:])
     if len(gaps):
         assert length - ticks[-1] <= gaps.max() <= 2 * gaps.min()
+
+
+def test_some_actions_are_random_while_images_are_kept(monkeypatch: Patch) -> None:
+    image = spaces.Box(0, 255, (2, 2), np.uint8)
+    env_id = register(monkeypatch, "Pictures-v0", partial(Drawn, image, spaces.Discrete(4)))
+    for keep, least, most in ((0, 0, 0), (9, 3, 30)):
+        with patch.object(Drawn, "step", autospec=True, side_effect=Drawn.step) as stepped:
+            envs = make_vector(env_id, 100, once=True)
+            rollout(envs, lambda batch, _: np.zeros(len(batch), int), seed=0, keep=keep)
+        actions = [call.args[1] for call in stepped.call_args_list]
+        assert len(actions) == 300
+        assert least <= np.count_nonzero(actions) <= most

@@ -406,6 +406,20 @@ def test_all_kernels_have_few_values_and_the_head_more(content: bytes) -> None:
     assert max(len(np.unique(channel)) for channel in head) > 4
 
 
+def test_ranges_leave_out_what_few_observations_have(artifacts: Artifacts) -> None:
+    content = artifacts["fp32"].read_bytes()
+    (hidden, *_, head) = (layer.outputs[0] for layer in Graph(content).layers().values())
+    peaks = [
+        values.max()
+        for index, values in activations.visit(content, OBSERVATIONS)
+        if index == hidden
+    ]
+    every, most = (activations.ranges(content, OBSERVATIONS, share) for share in (1.0, 0.9))
+    assert every[hidden][1] == max(peaks)
+    assert most[hidden][1] == pytest.approx(np.quantile(peaks, 0.9))
+    assert most[head] == every[head]
+
+
 @pytest.mark.parametrize(("name", "bits"), [("fp32", 2), ("steering", 3)])
 def test_inner_activations_have_few_values(artifacts: Artifacts, name: str, bits: int) -> None:
     inputs = OBSERVATIONS[:, :2] if name == "steering" else OBSERVATIONS
