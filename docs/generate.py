@@ -120,7 +120,8 @@ def schemes() -> str:
     return (
         "# Schemes\n\nA scheme is a named recipe and how its file stores it; its name parses to "
         "the recipe. `ptq_wN`, `ptq_paper_wN` and `ptq_opt_wN` are there for N = 2 … 32; "
-        "`ptq_w4-head=8` has 8 bits in the head. Grids are explained in "
+        "`ptq_w4-head=8` has 8 bits in the head. The converter leaves kernels of fewer than 1024 "
+        "numbers of `dynamic_int8` in float32. Grids are explained in "
         "[quantisers](../design/quantisers.md).\n\n" + table(header, rows)
     )
 

@@ -1,4 +1,4 @@
-"""Observations to calibrate with, recorded or of greedy rollouts, and returns to choose recipes by.
+"""Observations to calibrate with, recorded or of rollouts, and returns to choose recipes by.
 
 The seeds of rollouts are used in no training and no evaluation.
 """
