@@ -66,11 +66,8 @@ def _exploring(act: Act, space: gym.Space[Any], seed: int) -> Act:
 
     def explore(observations: npt.NDArray[Any], playing: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
         actions = act(observations, playing)
-        draws, others = (
-            random.random(actions.size),
-            random.integers(int(space.n), size=actions.size),
-        )
-        return np.where(draws < _EXPLORING, others, actions)
+        others = random.integers(int(space.n), size=actions.size)
+        return np.where(random.random(actions.size) < _EXPLORING, others, actions)
 
     return explore
 
