@@ -135,8 +135,7 @@ def artifacts(networks: dict[str, Network], tmp_path_factory: pytest.TempPathFac
         "steering": ("steering", "fp32", "float32", STEERING),
         "steering_int8_io": ("steering", "int8", "int8", STEERING),
     }
-    folder = tmp_path_factory.mktemp("artifacts")
-    paths = {}
+    folder, paths = tmp_path_factory.mktemp("artifacts"), {}
     for name, (network, scheme, io, changes) in recipes.items():
         content = networks[network].convert(scheme, io)
         paths[name] = write_flatbuffer(folder / f"{name}.tflite", content, scheme=scheme, **changes)

@@ -332,8 +332,7 @@ def random_weights(network: Any, seed: int = 0) -> Weights:
     random, values = np.random.default_rng(seed), networks.weights(network)
     for name, value in values.items():
         drawn = random.normal(size=value.shape) / np.sqrt(max(1, value.size // value.shape[-1]))
-        # Deviations are positive.
-        drawn = np.abs(drawn) + 0.1 if "deviation" in name else drawn
+        drawn = np.abs(drawn) + 0.1 if "deviation" in name else drawn  # Deviations are positive.
         values[name] = drawn.astype(np.float32)
     networks.set_weights(network, values)
     return values

@@ -131,8 +131,7 @@ def test_games_follow_the_protocol(env_id: str, plays: Any) -> None:
             assert play[1:] == [reward, over]
             ended += over
         assert observation.dtype == np.uint8
-        # The last frame of a game is incomplete and not shown, as nobody acts on it.
-        if not over:
+        if not over:  # The last frame of a game is incomplete and not shown, as nobody acts on it.
             # OpenCV's INTER_AREA rounds to whole grey levels.
             assert np.abs(observation - expected).max() <= 0.51
     assert ended
@@ -142,8 +141,7 @@ def test_games_follow_the_protocol(env_id: str, plays: Any) -> None:
 def test_trainings_clip_rewards_and_end_an_episode_with_each_life(env_id: str) -> None:
     vectors = make_vector(env_id, 2), make_vector(env_id, 2, training=True)
     random, forced_steps = np.random.default_rng(0), 3 if env_id == BREAKOUT else 1
-    # A reset forgets a life lost just before it.
-    for plays_on in (False, True):
+    for plays_on in (False, True):  # A reset forgets a life lost just before it.
         (_, info), _ = (envs.reset(seed=3) for envs in vectors)
         forced, games = np.zeros(2, int), 0
         while games < 2 if plays_on else not forced.any():

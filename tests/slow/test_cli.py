@@ -133,8 +133,7 @@ def test_dry_run_names_every_file_and_makes_none(tmp_path: Path, capsys: Capsys)
     lines = printed(capsys, *words).splitlines()
     verbs_of_schemes = [verb for verb in ("export", "evaluate") for _ in DEFAULT_SCHEMES]
     assert [line.split()[0] for line in lines] == ["train", *verbs_of_schemes, "report"]
-    # The reference of a scheme comes first.
-    output = printed(capsys, *words, "--schemes", "int8")
+    output = printed(capsys, *words, "--schemes", "int8")  # The reference of a scheme comes first.
     assert re.search(r"export .*fp32\.tflite\nexport .*int8\.tflite\n", output)
     words = ["run", *PPO.split(), "--schemes", "fp32", "--sample", "--dry-run", "--root", str(root)]
     *_, evaluation, report = printed(capsys, *words).splitlines()
@@ -230,8 +229,7 @@ def test_gate_goes_by_results_of_its_kind_or_exits_with_3(tmp_path: Path, capsys
         # A mean loss of 6 %, which five episodes do not hold within 10 %.
         ([1, 0.85, 1, 0.85, 1], [1] * 5, [], 0),
         ([1, 0.85, 1, 0.85, 1], [1] * 5, ["--confident"], 3),
-        # Five equal ones have no interval.
-        ([1] * 5, [1] * 5, ["--confident"], 3),
+        ([1] * 5, [1] * 5, ["--confident"], 3),  # Five equal ones have no interval.
     ):
         for shares, chance in ((greedy, GREEDY), (sampled, Chance("sampled"))):
             path = evaluation_path(artifact, chance)

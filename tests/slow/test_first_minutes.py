@@ -122,8 +122,7 @@ def test_a_run_keeps_its_presets(here: Path, tmp_path: Path, capsys: Capsys) -> 
     file = write_presets(tmp_path / "own.yaml", "ppo", "Docking-v0", preset | {"epochs": 3})
     task = ["train", "--algo", "ppo", "--env", "Docking-v0", *IMPORT, *MINE]
     assert "Received: epochs=3 for 10" in refusal(capsys, *task, "--presets", str(file), code=1)
-    # The preset is looked for in the file.
-    assert "given with --presets" in refusal(capsys, *task)
+    assert "given with --presets" in refusal(capsys, *task)  # The preset is looked for in the file.
 
 
 @pytest.mark.parametrize(
@@ -192,8 +191,7 @@ def test_entries_may_share_values_and_numbers_have_exponents(tmp_path: Path) -> 
     assert tables.read(path, ["ppo"])["ppo"]["B-v0"] == {"steps": 2, "clip": 0.2}
     for text in ("1e-3", "1E-3", "1.0e-3", "1.e-3", "+.1e-2"):
         assert tables.parse(f"rate: {text}") == {"rate": 0.001}
-    # Written otherwise, the same run.
-    for text in ("1e6", "1.0e+6"):
+    for text in ("1e6", "1.0e+6"):  # Written otherwise, the same run.
         assert (tables.parse(text), type(tables.parse(text))) == (1_000_000, int)
     assert [tables.parse(text) for text in ("1.0", "2.5e0")] == [1.0, 2.5]
     assert type(tables.parse("1.0")) is float

@@ -24,8 +24,7 @@ LENGTH = 6
 class Corridor(gym.Env[Any, Any]):
     """Every step costs 1 until the right end; the place is shown as one of six."""
 
-    observation_space = gym.spaces.Box(0, 1, (LENGTH,))
-    action_space = gym.spaces.Discrete(2)
+    observation_space, action_space = gym.spaces.Box(0, 1, (LENGTH,)), gym.spaces.Discrete(2)
 
     def _observation(self) -> np.ndarray:
         return np.eye(LENGTH, dtype=np.float32)[min(self.place, LENGTH - 1)]
@@ -43,8 +42,7 @@ class Corridor(gym.Env[Any, Any]):
 class Approach(gym.Env[Any, Any]):
     """Every step costs the distance from 0, which the action changes."""
 
-    observation_space = gym.spaces.Box(-2, 2, (1,))
-    action_space = gym.spaces.Box(-0.5, 0.5, (1,))
+    observation_space, action_space = gym.spaces.Box(-2, 2, (1,)), gym.spaces.Box(-0.5, 0.5, (1,))
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
@@ -91,8 +89,7 @@ def test_every_one_learns(algo: str, env_id: str, changes: dict[str, Any], tmp_p
     networks.set_weights(network, weights)
     head = inference.forward(network)
     if env_id == "Approach-v0":
-        # The best is -0.5; to stay costs 10.
-        assert record.selection_return > -1.5
+        assert record.selection_return > -1.5  # The best is -0.5; to stay costs 10.
         steps = head(np.array([[-1], [1]], np.float32)).ravel()
         assert steps[0] > 0.3
         assert steps[1] < -0.3

@@ -133,8 +133,7 @@ def test_quantised_values_are_those_of_numpy_bit_for_bit_and_0_stays(
     values = random.uniform(2 * min(low, 0), 2 * max(high, 0), (200, 5)).astype(np.float32)
     values[0] = 0
     quantized = activation(form, low, high)
-    grid = quantized.quantizer.grid(quantized.values)
-    actual = quantized(values)
+    grid, actual = quantized.quantizer.grid(quantized.values), quantized(values)
     assert not actual[0].any()
     np.testing.assert_array_equal(actual, snap(values, grid, form))
     np.testing.assert_array_equal(actual, snap(tf.constant(values), grid, form, tf))
@@ -189,8 +188,7 @@ def test_learned_steps_have_the_gradient_of_their_paper() -> None:
 
 def test_the_gradient_of_a_kernels_step_is_scaled_by_all_its_weights() -> None:
     quantized = of_kernel(3, np.float32([[-1, 0], [2, 3]]), **LEARNED)
-    kernel = np.float32([[-9, 0.4], [1.3, 2.7]])
-    ones = np.ones((2, 2), np.float32)
+    kernel, ones = np.float32([[-9, 0.4], [1.3, 2.7]]), np.ones((2, 2), np.float32)
     _, to_stretch = quantized.gradients(kernel, ones, quantized.variables["log_stretch"])
     by_hand = -3 + (0 - 0.4) + (1 - 1.3) + (3 - 2.7)
     # The largest code is 3.
@@ -295,8 +293,7 @@ def test_every_way_of_computing_a_network_is_the_same(name: str, options: dict[s
         if "log_stretch" in variable.name:
             variable.assign(variable - 0.1)  # Learned since.
     observations = observations_of(name, 1000)
-    in_tensorflow = network(observations).numpy()
-    step = qat.head_step(network)
+    in_tensorflow, step = network(observations).numpy(), qat.head_step(network)
     ways = [Snapshot(network)]
     if options in ({}, {"learned_steps": True}):
         ways.append(inference.forward(network))  # By XLA.
@@ -419,8 +416,7 @@ def test_until_the_delay_training_is_the_plain_one(name: str, tmp_path: Path) ->
 def test_the_best_since_the_delay_is_kept_with_its_grids(
     name: str, gradient: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    falling = iter(range(1000, 0, -1))
-    played = loop.rollout.rollout
+    falling, played = iter(range(1000, 0, -1)), loop.rollout.rollout
 
     def worse_every_time(*arguments: Any) -> Any:
         return played(*arguments)._replace(returns=[next(falling)])

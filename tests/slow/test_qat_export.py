@@ -106,8 +106,7 @@ def test_simulated_flatbuffers_are_the_network_at_every_width(
     assert sidecar.check["mean_steps_apart"] <= 0.02
     per_channel = Run.from_dict(sidecar.run).quantization.recipe.default.weights.per_channel
     for kernel in flatbuffer.weights(path).values():
-        # The head has eight bits.
-        if kernel.ndim == 4 or (kernel.ndim == 2 and len(kernel) > 4):
+        if kernel.ndim == 4 or (kernel.ndim == 2 and len(kernel) > 4):  # The head has eight bits.
             grids = kernel if per_channel or kernel.ndim == 4 else [kernel]
             assert all(len(np.unique(grid)) <= 2**bits + paper for grid in grids)
     assert not sidecar.native
@@ -218,8 +217,7 @@ def test_int4_computes_what_the_simulated_flatbuffer_does(
     types = flatbuffer.audit(path).weight_dtypes
     kernels = [v.size for n, v in networks.weights(network).items() if n.endswith("kernel:0")]
     edge = 0 if options.get("edge_bits") == 4 else kernels[-1]
-    assert types["int4"] == sum(kernels) - edge
-    assert types.get("int8", 0) == edge
+    assert (types["int4"], types.get("int8", 0)) == (sum(kernels) - edge, edge)
     # An eighth of the kernels' bytes, or a quarter, is left.
     saved = 3.5 * types["int4"] + 3 * edge
     size = bench.workspace.artifact(run.run_id, simulated).stat().st_size - path.stat().st_size

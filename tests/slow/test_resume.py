@@ -59,8 +59,7 @@ KINDS: dict[str, tuple[str, str, dict[str, Any], str, Quantization | None]] = {
 def test_resumed_trainings_give_same_bytes(kind: str, tmp_path: Path, monkeypatch: Patch) -> None:
     # A game takes 60 ticks.
     monkeypatch.setitem(registry.find(BREAKOUT).kwargs, "max_num_frames_per_episode", 240)
-    # The task becomes harder during the training.
-    monkeypatch.setattr(airnav, "REACHED", 12.0)
+    monkeypatch.setattr(airnav, "REACHED", 12.0)  # The task becomes harder during the training.
     monkeypatch.setattr(airnav, "_SUCCESSES", 2)
     algo, env_id, changes, preset_of, quantization = KINDS[kind]
     preset = presets.load(algo, preset_of, {**_BRIEF, **changes})
@@ -145,8 +144,7 @@ def test_a_saved_training_goes_on_where_it_was(kind: str, tmp_path: Path, capsys
     for target in training.agent.targets:
         for name, value in networks.weights(target).items():
             np.testing.assert_array_equal(value, networks.weights(training.agent.network)[name])
-    # It acts by its network, also while a new replay warms up.
-    if run.algo == "ddpg":
+    if run.algo == "ddpg":  # It acts by its network, also while a new replay warms up.
         observations = training.collector.observations
         heads = networks.inference.Snapshot(training.agent.network)(observations)
         np.testing.assert_array_equal(

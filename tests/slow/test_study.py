@@ -126,8 +126,7 @@ def test_results_stand_without_run_folders_as_in_clones(finished: Finished, tmp_
     shutil.copytree(root / "tflite_models", tmp_path / "tflite_models")
     study = read(write_study(tmp_path, SOUND_STUDY))
     workspace, cell = Workspace(tmp_path), study.cells[0]
-    # Large files need not be kept.
-    for scheme in ("int8", "fp32"):
+    for scheme in ("int8", "fp32"):  # Large files need not be kept.
         workspace.artifact(cell.references[0].run_id, scheme).unlink()
     assert states(tmp_path, study) == ["evaluated"] * 6
     longer = read(write_study(tmp_path, TINY_STUDY.replace("episodes: 2", "episodes: 3")))
@@ -164,8 +163,7 @@ def lines(path: Path) -> list[str]:
 def test_four_workers_share_a_folder_and_take_over_from_one_that_is_killed(
     finished: Finished, tmp_path: Path
 ) -> None:
-    path = write_study(tmp_path, SOUND_STUDY)
-    python = tmp_path / "python"
+    path, python = write_study(tmp_path, SOUND_STUDY), tmp_path / "python"
     python.write_text(_COPYING.format(root=tmp_path, done=finished[1]))
     python.chmod(0o755)
     words = ["study", "run", str(path), "--root", str(tmp_path), "--jobs", "1", "--shard"]
@@ -324,8 +322,7 @@ def test_a_run_that_another_process_took_first_is_waited_for(tmp_path: Path) -> 
 
     engine.run(Workspace(tmp_path), study, recorder, said.append, update)
     assert started[:3] == [1] * 3
-    assert recorder.started == [run_id] * 2
-    assert said == [f"done      {run_id}"]
+    assert (recorder.started, said) == ([run_id] * 2, [f"done      {run_id}"])
 
 
 def test_a_job_on_a_node_of_its_own_works_on_its_own_files(tmp_path: Path) -> None:

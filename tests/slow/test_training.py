@@ -138,8 +138,7 @@ def test_full_disk_is_one_line_and_training_goes_on_later(
     trained: Workspace, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     workspace = Workspace(tmp_path)
-    folder = workspace.run_dir(TINY.run_id)
-    fsync = os.fsync
+    folder, fsync = workspace.run_dir(TINY.run_id), os.fsync
     # A run folder half written, without a checkpoint to resume.
     (folder / "checkpoints").mkdir(parents=True)
     (folder / "progress.csv").write_text("step,episode_return\n64,1")

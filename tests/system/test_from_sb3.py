@@ -58,8 +58,7 @@ def test_the_commands_of_the_docs_stand(python: str, tmp_path: Path, monkeypatch
     assert len(lines) == 10
     for program, verb, *words in map(shlex.split, lines):
         if program == "python":
-            # Trained for less.
-            shortened = [re.sub(r"^\d+$", "300", word) for word in words]
+            shortened = [re.sub(r"^\d+$", "300", word) for word in words]  # Trained for less.
             subprocess.run([python, verb, *shortened], check=True)
         else:
             if verb == "evaluate":  # From here on by names of the shelf.

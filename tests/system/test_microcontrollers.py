@@ -62,8 +62,7 @@ def replayed(micro: str, artifact: Path, observations: np.ndarray, folder: Path)
 @pytest.mark.parametrize("run", DENSE)
 def test_tensorflow_lite_micro_takes_the_same_actions(run: str, micro: str, tmp_path: Path) -> None:
     artifact = MODELS / run / "int8.tflite"
-    observations = compiled.around(artifact, 200)
-    policy = Policy.load(artifact)
+    observations, policy = compiled.around(artifact, 200), Policy.load(artifact)
     expected = np.array([policy.head(observation) for observation in observations])
     heads = replayed(micro, artifact, observations, tmp_path)
     # Its kernels round a product twice, LiteRT's once: a code may be the next one.

@@ -55,8 +55,7 @@ def test_a_file_becomes_a_run_that_is_quantised_and_reported(file: Path, capsys:
         assert run.default_schemes == ("fp32", "int8", *(f"ptq_w{n}" for n in range(8, 1, -1)))
         assert len(Evaluation.load(evaluation_path(FOLDER / f"{scheme}.tflite")).seeds) == 5
     assert Sidecar.load(FOLDER / "fp32.json").check["observations"] > 100
-    # As for any other run.
-    assert main(["export", RUN, "--schemes", "fp32,ptq_w3"]) == 0
+    assert main(["export", RUN, "--schemes", "fp32,ptq_w3"]) == 0  # As for any other run.
     assert main(["quantize", str(FOLDER / "fp32.tflite"), "--scheme", "ptq_w2"]) == 0
     assert main(["evaluate", "CartPole-v1/adopted/ptq_w3", "--episodes", "5"]) == 0
     assert RUN in printed(capsys, "list")
@@ -148,8 +147,7 @@ def test_only_floats_are_adopted(artifacts: Artifacts, file: Path, capsys: Capsy
     describe(file, sha256=sha256(file))
     printed(capsys, "adopt", str(file), *MINE, "--schemes", "int8", "--episodes", "1")
     assert "float16" not in Policy.load(FOLDER / "fp32.tflite").sidecar.tensor_dtypes
-    # Its file is not here.
-    (FOLDER / "fp32.tflite").write_bytes(b"damaged")
+    (FOLDER / "fp32.tflite").write_bytes(b"damaged")  # Its file is not here.
     line = refusal(capsys, "export", RUN, "--schemes", "fp32", code=1)
     assert "adopt it again (quarl adopt FILE" in line
     assert "--head logits" in line

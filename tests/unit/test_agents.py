@@ -18,6 +18,7 @@ from quarl_tf.agents.ddpg import action_noise
 from quarl_tf.agents.dqn import epsilon_greedy
 from quarl_tf.agents.on_policy import advantage_estimates
 from quarl_tf.environments import EnvSpec
+from quarl_tf.environments.acting import Tick
 from quarl_tf.foundation.keras import tf
 from quarl_tf.networks.layers import unwrap
 from quarl_tf.quantization import watching
@@ -146,6 +147,45 @@ def test_advantages_by_hand() -> None:
     # reaches the one before.
     advantages = estimated(0.9, 1.0, [1, 0, 5], [10, 30, 7, 8], [0, 0, 0], [1, 0, 1])
     np.testing.assert_allclose(advantages[0], 1 + 0.9 * 30 - 10, rtol=1e-6)
+
+
+def test_ppo_learns_from_steps_with_their_actions_as_drawn() -> None:
+    sizes = {"num_envs": 2, "train_frequency": 16, "minibatch_size": 16, "epochs": 1}
+    agent, random = build("ppo", STEERED, **sizes), np.random.default_rng(0)
+    # Wide enough to be clipped.
+    agent.network.get_layer("action").log_deviation.assign(np.log([5.0, 20.0]))
+    agent.refresh()
+    agent._round = Mock(return_value=(0.0, *agent._model.read_variables))
+    observations = random.normal(size=(9, 2, 3)).astype(np.float32)
+    rewards = random.normal(size=(8, 2)).astype(np.float32)
+    terminated, starts = random.random((2, 8, 2)) < [[[0.3]], [[0.7]]]
+    draws = []
+    for row in zip(observations, rewards, terminated, starts, strict=False):
+        actions = agent.act(row[0], 0.0)
+        draws.append(agent._draws)
+        agent.observe(Tick(row[0], actions, *row[1:]))
+    drawn, _, values = map(np.stack, zip(*draws, strict=True))
+    last_values = agent._model.predict(observations[-1])[1]
+    agent.learn(observations[-1])
+    columns = rewards, np.vstack([values, last_values]), terminated, starts
+    advantages = advantage_estimates(*columns, agent._preset)
+    _, _, given_actions, _, *targets = agent._round.call_args.args
+    np.testing.assert_array_equal(given_actions, drawn.reshape(-1, 2))
+    expected = [(advantages + values).ravel(), advantages.ravel()]
+    np.testing.assert_allclose(targets, expected, rtol=1e-5)
+    seen = observations[:-1][starts].mean(axis=0)
+    np.testing.assert_allclose(agent.network.get_layer("normalizer").mean, seen, rtol=1e-4)
+
+
+def test_dqn_learns_with_the_statistics_of_what_it_observed() -> None:
+    sizes = {"num_envs": 2, "train_frequency": 16, "learning_starts": 16, "batch_size": 4}
+    agent, nowhere = build("dqn", **sizes, gradient_steps=1), np.zeros(2, np.bool_)
+    observations = np.random.default_rng(0).normal(3, 1, (8, 2, 4)).astype(np.float32)
+    for batch in observations:
+        agent.observe(Tick(batch, np.array([0, 1]), np.ones(2), nowhere, ~nowhere))
+    assert agent.learn(observations[-1])
+    mean = agent.network.get_layer("normalizer").mean
+    np.testing.assert_allclose(mean, observations.mean(axis=(0, 1)), rtol=1e-4)
 
 
 def transitions(spec: EnvSpec) -> tuple[Any, ...]:

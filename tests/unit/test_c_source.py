@@ -144,14 +144,11 @@ def test_the_header_has_origin_and_size(tmp_path: Path) -> None:
     # means, factors and ends.
     weights = 2 * 4 * 256 + 256 * 256 + 256 * 2
     constants = weights + (4 + 4 + 1) * (256 + 256 + 2) + 4 * 4 * 4
-    # Three layers of four pointers and twelve numbers.
-    constants += 3 * 4 * (4 + 12)
-    # Two hidden layers, and the head of which the best is looked for.
-    buffers = 256 + 256 + 4 * 2
+    constants += 3 * 4 * (4 + 12)  # Three layers of four pointers and twelve numbers.
+    buffers = 256 + 256 + 4 * 2  # Two hidden layers, and the head of which the best is looked for.
     assert re.findall(r"[\d,]+\b", summary) == [f"{n:,}" for n in (constants, buffers, weights)]
     header = artifact.with_suffix(".h").read_text()
-    sidecar = Policy.load(artifact).sidecar
-    graph = Graph(artifact.read_bytes())
+    sidecar, graph = Policy.load(artifact).sidecar, Graph(artifact.read_bytes())
     ends = graph.operators[4].outputs[0], graph.operators[-1].inputs[0]
     grids = (graph.tensors[i].quantization for i in ends)
     codes = [f"scale {grid.scale[0]!s}, zero point {grid.zeroPoint[0]}" for grid in grids]
@@ -216,8 +213,7 @@ def test_c_of_the_shelf_and_examples(tmp_path: Path, monkeypatch: Patch, capsys:
     subprocess.run(["gcc", *compiled.STRICT, "main.c", "int8.c", "-o", "a"], cwd=shelf, check=True)
     observations = compiled.around(shelf / "int8.tflite", 20)
     lines = subprocess.check_output([shelf / "a"], input=observations.tobytes()).splitlines()
-    actions = [int(line.split()[0]) for line in lines]
-    policy = Policy.load(shelf / "int8.tflite")
+    actions, policy = [int(line.split()[0]) for line in lines], Policy.load(shelf / "int8.tflite")
     assert actions == [policy.act(observation) for observation in observations]
     (tmp_path / "Arduino.h").write_text(_ARDUINO)
     subprocess.run(["gcc", "-c", "int8.c"], cwd=shelf, check=True)
@@ -264,16 +260,14 @@ def without_node(monkeypatch: Patch) -> None:
 @pytest.mark.usefixtures("without_node")
 def test_c_takes_its_constants_code_buffers_and_ends() -> None:
     constants, buffers, _ = c_source.size(LANDER)
-    # Eight floats in, four out.
-    flash, ram = constants + 4096, buffers + (8 + 4) * 4
+    flash, ram = constants + 4096, buffers + (8 + 4) * 4  # Eight floats in, four out.
     micro, c = boards.fits(LANDER, "nano33ble")
     assert c == boards.Fit("C", Memory(flash, ram), Memory(1 << 20, 208 << 10), [])
     assert micro.route == "TensorFlow Lite Micro (estimated)"
     # The runtime is measured by mcufit.
     assert micro.taken.flash == LANDER.stat().st_size + 114_579
     assert (micro.holds, c.holds) == (True, True)
-    # There the constants are in RAM, too.
-    esp8266 = boards.fits(LANDER, "esp8266")
+    esp8266 = boards.fits(LANDER, "esp8266")  # There the constants are in RAM, too.
     needs = [micro.taken.ram + LANDER.stat().st_size, ram + constants]
     assert [fit.taken and fit.taken.ram for fit in esp8266] == needs
     _, c = boards.fits(LANDER, "teensy41")
@@ -288,8 +282,7 @@ def test_missing_operators_are_named(artifacts: Artifacts, tmp_path: Path, capsy
     for scheme, names in lacking.items():
         micro, c = boards.fits(artifacts[scheme], "esp32")
         assert micro.lacking == names
-        assert micro.holds == (not names)
-        assert c.holds == (scheme == "int8")
+        assert (micro.holds, c.holds) == ((not names), (scheme == "int8"))
     graph = Graph(LANDER.read_bytes())
     graph.model.operatorCodes[0].builtinCode = BuiltinOperator.ATAN2
     foreign = tmp_path / "foreign.tflite"

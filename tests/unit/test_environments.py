@@ -199,8 +199,7 @@ print(len(loaded()))
     # Buffered as it is for users: what C libraries print then comes late.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     process = python("-c", code, env=env)
-    assert process.stderr == ""
-    assert process.stdout.split() == ["True"] * len(packages) + ["4"]
+    assert (process.stderr, process.stdout.split()) == ("", ["True"] * len(packages) + ["4"])
 
 
 def observing(patch: Patch, space: Any, observation: Any) -> list[Any]:
@@ -219,8 +218,7 @@ def test_observations_have_their_space_s_type(kind: Any, drawn: Any, monkeypatch
     space, observation = spaces.Box(0, 255, (3,), kind), np.arange(3, dtype=drawn)
     for envs in observing(monkeypatch, space, observation):
         observations = envs.reset(seed=0)[0]
-        assert observations.dtype == kind
-        assert observations.reshape(-1, 3)[0].tolist() == [0, 1, 2]
+        assert (observations.dtype, observations.reshape(-1, 3)[0].tolist()) == (kind, [0, 1, 2])
 
 
 BYTES = spaces.Box(0, 255, (2,), np.uint8)
@@ -317,8 +315,7 @@ def test_missions_have_their_zone_and_leave_room(name: str, zone: int) -> None:
         centres, radii = np.split(obstacles[obstacles[:, 2] > 0], [2], axis=1)
         assert arena.obstacles[0] <= len(radii) <= arena.obstacles[1]
         gaps = np.hypot(*(centres[:, None] - centres).T) - radii - radii.T
-        # The body is 1 m wide.
-        assert gaps[~np.eye(len(radii), dtype=bool)].min() > 1.9
+        assert gaps[~np.eye(len(radii), dtype=bool)].min() > 1.9  # The body is 1 m wide.
         for point in (np.zeros(2), goal):
             assert (np.hypot(*(centres - point).T) - radii[:, 0]).min() >= 3.5
 
@@ -397,8 +394,7 @@ def test_rollout_is_one_episode_of_every_environment_stepped_by_hand(monkeypatch
     assert min(returns) < 40 == max(returns)  # Both kinds of end are among them.
     # Those acted on, each once; an episode's last observation is not acted on.
     assert sorted(played.observations.tolist()) == sorted(observations)
-    # An episode without end is given up.
-    monkeypatch.setattr(environments, "LONGEST_EPISODE", 39)
+    monkeypatch.setattr(environments, "LONGEST_EPISODE", 39)  # An episode without end is given up.
     assert "steps=40" in refused(rollout, make_vector(env_id, 12), lean, seed=3, code=2)
 
 

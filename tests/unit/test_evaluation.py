@@ -49,8 +49,7 @@ def test_returns_by_hand(artifacts: Artifacts, networks: Any, monkeypatch: Patch
     expected = [step(env, lambda x: int(np.argmax(network(x))), seed) for seed in SEEDS]
     assert (outcomes(result), result.seeds) == (expected, SEEDS)
     assert np.mean(result.returns) > 400  # A random policy earns 22.
-    assert result.scheme == "fp32"
-    assert result.artifact_sha256 == Policy.load(path).sidecar.sha256
+    assert (result.scheme, result.artifact_sha256) == ("fp32", Policy.load(path).sidecar.sha256)
     assert (result.ties, result.agreement) == (0, None)
     assert result.processor == provenance.processor()
     assert 0 < result.latency_us["median"] <= result.latency_us["p95"]

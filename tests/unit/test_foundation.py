@@ -29,8 +29,7 @@ def test_file_appears_when_the_block_ends(tmp_path: Path) -> None:
         temporary.write_bytes(b"content")
         assert not path.exists()
         assert temporary.parent == path.parent  # A rename is atomic within one file system only.
-    assert path.read_bytes() == b"content"
-    assert list(path.parent.iterdir()) == [path]
+    assert (path.read_bytes(), list(path.parent.iterdir())) == (b"content", [path])
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
 
 
@@ -53,8 +52,7 @@ def test_what_fails_leaves_the_old_file_alone(tmp_path: Path, monkeypatch: Patch
     monkeypatch.setattr(os, "fsync", Mock(side_effect=full))
     message = refused(files.write_bytes, path, b"new")
     assert f"Cannot write {path}: No space left on device" in message
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
+    assert (path.read_bytes(), list(tmp_path.iterdir())) == (b"old", [path])
 
 
 def test_what_cannot_be_written_or_read_is_named(tmp_path: Path) -> None:
@@ -88,8 +86,7 @@ def test_environment_seeds_are_below_evaluation_seeds(seed: int, purpose: str, s
 
 
 @given(SEEDS, st.integers(0, 300), st.integers(0, 200))
-# 100 000 draws from 2**30 hold five pairs on average.
-@example(0, 100_000, 0)
+@example(0, 100_000, 0)  # 100 000 draws from 2**30 hold five pairs on average.
 @example(0, 1000, 99_000)
 def test_evaluation_seeds_are_distinct_and_extended(seed: int, episodes: int, more: int) -> None:
     seeds = evaluation_seeds(seed, episodes)

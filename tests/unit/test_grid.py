@@ -47,8 +47,7 @@ tensors = hnp.arrays(np.float32, hnp.array_shapes(max_dims=3, max_side=5), eleme
         ("paper", [-4, -1.5, 0], [-3, -1, 0]),
         ("floor", [1, 2.5, 4], [1, 2, 4]),
         ("paper", [1, 2.5, 4], [1, 3, 3]),
-        # As in two's complement.
-        ("paper", [-2, -0.5, 0.5, 2], [-2, 0, 1, 1]),
+        ("paper", [-2, -0.5, 0.5, 2], [-2, 0, 1, 1]),  # As in two's complement.
         # Range 3 over 3 steps of 1, moved for 0 to be on it.
         ("runtime", [-1, 0.4, 0.6, 2], [-1, 0, 1, 2]),
         ("runtime", [-0.7, 0.4, 2.3], [-1, 0, 2]),

@@ -64,8 +64,7 @@ def test_critics_see_images_beside_actions_between_ones() -> None:
     spec = EnvSpec((8, 8, 1), "uint8", None, (-2.0, 0.0), (2.0, 10.0))
     layers = Architecture((5,), (Convolution(3, 4, 2),))
     network = networks.build_critic(spec, Design(layers, 1), seed=0)
-    values = random_weights(network)
-    random = np.random.default_rng(0)
+    values, random = random_weights(network), np.random.default_rng(0)
     images = random.integers(0, 256, (7, 8, 8, 1), np.uint8)
     actions = random.uniform([-2, 0], [2, 10], (7, 2)).astype(np.float32)
     maps = np.maximum(convolve(images / 255, values, "convolution_0", 2), 0).reshape(7, -1)
@@ -91,8 +90,7 @@ KINDS_OF_MLP: dict[str, tuple[EnvSpec, Callable[[], keras.Model]]] = {
 
 
 def observations_of(spec: EnvSpec, rows: int = 50) -> np.ndarray:
-    random = np.random.default_rng(2)
-    shape = (rows, *spec.observation_shape)
+    random, shape = np.random.default_rng(2), (rows, *spec.observation_shape)
     if spec.observation_dtype == "uint8":
         return random.integers(0, 256, shape, np.uint8)
     return random.normal(0, 3, shape).astype(np.float32)
@@ -103,8 +101,7 @@ def test_snapshot_is_the_network_as_it_stood_at_the_last_refresh(kind: str) -> N
     spec, factory = KINDS_OF_MLP[kind]
     network, observations = factory(), observations_of(spec)
     random_weights(network, 1)
-    snapshot = Snapshot(network)
-    heads = network(observations).numpy()
+    snapshot, heads = Snapshot(network), network(observations).numpy()
     np.testing.assert_allclose(snapshot(observations), heads, rtol=1e-5, atol=1e-5)
     assert snapshot(observations).dtype == np.float32
     # Every variable counts, those of the normaliser and of layer normalisation too.
@@ -129,8 +126,7 @@ def test_dueling_values_are_those_of_the_two_streams_by_hand() -> None:
     assert (advantage.shape, value.shape) == ((2000, 3), (2000, 1))
     expected = value + advantage - advantage.mean(axis=1, keepdims=True)
     np.testing.assert_allclose(network(x).numpy(), expected, rtol=1e-4, atol=1e-5)
-    # The part that acts shares the weights and has no value.
-    heads = choosing(x).numpy()
+    heads = choosing(x).numpy()  # The part that acts shares the weights and has no value.
     np.testing.assert_array_equal(heads.argmax(axis=1), network(x).numpy().argmax(axis=1))
     assert len(np.unique(heads.argmax(axis=1))) == 3
     assert not np.allclose(heads, expected, atol=0.1)

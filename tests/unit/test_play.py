@@ -59,8 +59,7 @@ def _no_figures(monkeypatch: Patch) -> None:
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[MiniRacer]:
-    # Left open, it may keep the process from ending.
-    with MiniRacer() as racer:
+    with MiniRacer() as racer:  # Left open, it may keep the process from ending.
         racer.eval(ATOB)
         racer.eval((ROOT / "quarl_tf/report/templates/play.js").read_text())
         yield racer
@@ -203,8 +202,7 @@ def balancing() -> Any:
 
 def test_the_last_shot_of_an_episode_is_kept_until_the_other_ends(shots: list[Any]) -> None:
     images = list(video.scene([acting(0), balancing()], 3, 40).images(100))
-    # The start, 40 steps, and two seconds of the last.
-    assert len(images) == 1 + 40 + 2 * 50
+    assert len(images) == 1 + 40 + 2 * 50  # The start, 40 steps, and two seconds of the last.
     left, right = zip(*shots, strict=True)
     np.testing.assert_array_equal(left[0].screen, right[0].screen)
     end = [shot.end for shot in left].index("done")

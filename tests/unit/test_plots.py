@@ -132,8 +132,7 @@ def test_everything_can_be_read_in_a_small_picture(name: str) -> None:
     assert figure.axes[-1].get_xlabel()
     content = png(figure)
     image = Image.open(io.BytesIO(content))
-    # Nothing says when it was made, or by what.
-    assert image.info.keys() <= {"transparency"}
+    assert image.info.keys() <= {"transparency"}  # Nothing says when it was made, or by what.
     assert image.width >= 1200
     assert len(content) < 220_000
     assert plt.get_fignums() == []
@@ -162,8 +161,7 @@ def test_what_lacks_a_training_has_no_mean_and_a_panel_without_any_no_scale() ->
     points = dict.fromkeys(("fp32", "qat_w4a4", "qat_w3a3", "qat_w2a2"), POINT)
     points["qat_w3a3"] = None, [490.0, None]
     (axes,) = return_against_bits([cell(points)]).axes
-    assert len(axes.containers) == 3
-    assert [text.get_text() for text in axes.texts] == ["missing"]
+    assert (len(axes.containers), [text.get_text() for text in axes.texts]) == (3, ["missing"])
     (line,) = [line for line in axes.lines if len(line.get_xdata()) == 4]
     assert np.isnan(line.get_ydata()).tolist() == [False, False, True, False]
     cells = [cell({"fp32": POINT}), cell({"fp32": (None, [None, None])}, env_id="other")]
@@ -274,8 +272,7 @@ def test_a_trend_goes_by_episodes_and_marks_where_each_training_began_to_quantis
     tables = [pd.DataFrame(columns | {"episodes": [0.0, n, 2 * n]}) for n in (2, 3)]
     trainings = [Curve("seed", table, 150) for table in tables]
     (axes,) = mean_curves({"8 bits": trainings}, TREND, "episodes").axes
-    assert data(axes, 0) == ([2, 4], [20, 40])
-    assert data(axes, 1) == ([3, 6], [20, 40])
+    assert (data(axes, 0), data(axes, 1)) == (([2, 4], [20, 40]), ([3, 6], [20, 40]))
     # Both have values from episode 3 to 4, between which each is interpolated.
     assert data(axes, 2) == ([3, 4], pytest.approx([(30 + 20) / 2, (40 + 80 / 3) / 2]))
     # Step 150 lies halfway between the last two rows.

@@ -100,8 +100,7 @@ def test_ties_are_counted_but_not_those_of_timing(artifacts: Artifacts) -> None:
     time_calls(policy, VECTORS, calls=50, random=random)
     assert random.bit_generator.state != untouched.bit_generator.state
     time_calls(policy, VECTORS, calls=50)
-    # Timing counts no ties.
-    assert policy.ties == 0
+    assert policy.ties == 0  # Timing counts no ties.
     assert {policy.sample(x, random) for x in VECTORS} == {0, 1}
     assert policy.ties == len(VECTORS)
     # The lowest index wins.
@@ -161,8 +160,7 @@ def test_foreign_and_damaged_files_are_refused(artifacts: Artifacts, copy_artifa
     ):
         sidecar.write_text(text)
         assert message in refused(Policy.load, path)
-    # Former versions wrote no checksum.
-    del values["checksum"]
+    del values["checksum"]  # Former versions wrote no checksum.
     sidecar.write_text(json.dumps(values))
     assert asdict(Policy.load(path).sidecar) == values
     sidecar.write_text(json.dumps(values | {"sha256": "0" * 64}))

@@ -91,8 +91,7 @@ def test_the_copy_has_a_sidecar_and_acts(copy_artifact: Copy) -> None:
     copied.unlink()
     quantize(path, scheme)
     assert (copied.read_bytes(), sidecar_path(copied).read_text()) == (content, recorded)
-    # As after a process that was killed in between.
-    sidecar_path(copied).unlink()
+    sidecar_path(copied).unlink()  # As after a process that was killed in between.
     quantize(path, scheme)
     assert Policy.load(copied).sidecar == policy.sidecar
 
@@ -592,8 +591,7 @@ def test_weights_that_would_stay_in_float_are_refused() -> None:
         # As `int8_auto` and `quarl blame` begin.
         message = refused(preparation.prepared, content, FEATURES, None, code=2)
         assert f"Received: operator={name}" in message
-    # A kernel or a bias that is computed.
-    for name, place, scheme, received in (
+    for name, place, scheme, received in (  # A kernel or a bias that is computed.
         *(("head", 1, scheme, "operator=FULLY_CONNECTED") for scheme in ("int8", "ptq_w2")),
         ("hidden_0", 2, "int8", "bias="),
     ):

@@ -54,8 +54,7 @@ def test_no_sidecar_describes_another_flatbuffer(tmp_path: Path, monkeypatch: Pa
     monkeypatch.setattr(Path, "write_bytes", full)
     other = replace(SIDECAR, scheme="int8")
     assert "No space left" in refused(paths.write_artifact, path, b"new", other)
-    assert path.read_bytes() == b"old"
-    assert Sidecar.load(sidecar_path(path)) == SIDECAR
+    assert (path.read_bytes(), Sidecar.load(sidecar_path(path))) == (b"old", SIDECAR)
     assert len(list(tmp_path.iterdir())) == 3
 
 

@@ -231,8 +231,7 @@ def test_results_are_those_of_the_statistics_and_costs_those_of_native_files(sin
 
 def test_several_trainings_count_once_each(several: Path) -> None:
     results, pooled = results_of(several), rows_of(several)
-    row = pooled["int8"]
-    expected = student_interval([0.0, 0.0, -2.0])
+    row, expected = pooled["int8"], student_interval([0.0, 0.0, -2.0])
     assert results["cells"][0]["runs"] == [f"dqn-CartPole-v1-s{s}" for s in range(3)]
     interval = row["difference_mean"], row["difference_low"]
     assert interval == pytest.approx((expected.mean, expected.low))
@@ -268,8 +267,7 @@ def test_equal_returns_have_a_verdict_and_a_bound_and_no_interval(several: Path)
     fp16_row = r"\| fp16 \| no difference seen .*63 %.* \| 0 % \| 0 % \| 0 \[all equal"
     assert re.search(fp16_row, markdown)
     assert [text for text in ("63 %", "9.5 %") if text not in page] == []
-    # A loss of all needs no bound.
-    assert rows_of(several)["ptq_w2"]["unseen_percent"] is None
+    assert rows_of(several)["ptq_w2"]["unseen_percent"] is None  # A loss of all needs no bound.
 
 
 def test_rows_tell_what_decides_them_and_how_many_trainings_lose(workspace: Workspace) -> None:
@@ -575,8 +573,7 @@ def test_runs_that_differ_in_more_than_the_seed_are_cells_of_their_own(drawn: Wo
     titles = [cell["title"] for cell in results["cells"]]
     assert len(set(titles)) == 5
     assert titles[:2] == ["dqn on CartPole-v1", "dqn on CartPole-v1 (learning_rate=0.01)"]
-    # A cell has the schemes of its own runs; no other is missing.
-    assert results["missing"] == []
+    assert results["missing"] == []  # A cell has the schemes of its own runs; no other is missing.
     assert {path.name for path in (folder / "figures").iterdir()} == {
         *("return_against_bits.png", "performance_profile.png"),
         *(f"{number}_learning_curves.png" for number in range(1, 6)),
@@ -696,8 +693,7 @@ def test_memory_is_compared_with_that_of_fp32(workspace: Workspace, monkeypatch:
     assert int8["bytes"] == {"weights": 50, "arena": 50}
     assert int8["change_percent"] == pytest.approx({"weights": -200 / 3, "arena": 0})
     assert "150 B" in pages_of(folder)[1]
-    # Too large to be kept.
-    workspace.artifact("dqn-CartPole-v1-s1", "int8").unlink()
+    workspace.artifact("dqn-CartPole-v1-s1", "int8").unlink()  # Too large to be kept.
     report_on(workspace, STUDY + "memory: true\n")
     int8 = results_of(folder)["memory"][1]
     assert int8["bytes"] is None

@@ -33,8 +33,7 @@ def models(tmp_path: Path) -> Path:
 def test_the_best_on_selection_seeds_stands_for_its_task(models: Path) -> None:
     (models / "CartPole-v1/dqn/s0/bench.json").write_text('{"artifacts": []}')  # No policy.
     (entry,) = shelf(models)
-    assert entry.name == NAME
-    assert entry.run.seed == 1
+    assert (entry.name, entry.run.seed) == (NAME, 1)
     assert take(NAME, models) == models / "CartPole-v1/dqn/s1/int8.tflite"
     # A task in a namespace is named as its folder.
     (models / "CartPole-v1").rename(models / "mine_CartPole-v1")

@@ -51,16 +51,14 @@ def start(sha256: str = "ab", **changes: Any) -> Origin:
 def test_a_run_from_another_is_named_after_it_and_compared_with_it() -> None:
     first, other = (Run("dqn", "CartPole-v1", 0, origin=start(sha256)) for sha256 in ("ab", "cd"))
     assert len({first.run_id, other.run_id, first.seedless_id, "dqn-CartPole-v1-s0"}) == 4
-    # A saved training goes on, whatever its step.
-    saved = {
+    saved = {  # A saved training goes on, whatever its step.
         replace(first, origin=replace(start("ab"), step=step, file="a.npz")).seedless_id
         for step in (256, 512)
     }
     assert len(saved | {first.seedless_id}) == 2
     restored = read_back(first)
     assert (restored, restored.run_id) == (first, first.run_id)
-    # Its modules are no part of what it is.
-    moved = start(modules=("mine",), presets="mine.yaml")
+    moved = start(modules=("mine",), presets="mine.yaml")  # Its modules are no part of what it is.
     assert replace(first, origin=moved).run_id == first.run_id
     assert shlex.split(first.command("train"))[-2:] == ["--from", "dqn-CartPole-v1-s0"]
     assert first.plain == first

@@ -43,8 +43,7 @@ def test_what_both_intervals_have_in_common(interval_of: Callable[..., Interval]
     assert interval_of([0.1] * 3) == Interval(0.1, -math.inf, math.inf, alike=3)
     assert interval_of([0.1, 0.2]).alike == 0
     assert interval_of([0.1 + 0.2, 0.3] * 15).alike == 30  # Sums in another order.
-    # Nor has one value.
-    assert limits(interval_of([7.0])) == (7.0, -math.inf, math.inf)
+    assert limits(interval_of([7.0])) == (7.0, -math.inf, math.inf)  # Nor has one value.
     # Three games of 11, 13 and 21, which are repeated.
     interval = interval_of([11.0] * 24 + [13.0] * 23 + [21.0] * 53, 2.5)
     # Variance 20.7424 of the values, 2.5 / 1.5 times that of games; 2.5 of them in the mean.
@@ -115,8 +114,7 @@ def test_compare_by_hand() -> None:
 
 
 def test_sums_of_rewards_in_another_order_are_no_difference() -> None:
-    rewards = [0.1] * 30 + [0.2] * 30
-    draws = np.random.default_rng(0)
+    rewards, draws = [0.1] * 30 + [0.2] * 30, np.random.default_rng(0)
     before, after = ([sum(draws.permutation(rewards)) for _ in range(25)] for _ in range(2))
     assert len({*before, *after}) > 2
     assert compare.compare(*pair(before, after), None).verdict == "no difference seen"
@@ -134,8 +132,7 @@ def test_repeated_games_are_few_observations() -> None:
     assert result.difference == mean_interval(np.subtract(after, before), 3)
     assert result.returns == mean_interval(after, 3)
     assert (result.difference.mean, result.verdict) == (chance.difference.mean, "inconclusive")
-    # Games differ if they do under either scheme.
-    assert effective_n(*played) == 3
+    assert effective_n(*played) == 3  # Games differ if they do under either scheme.
     assert effective_n(replace(played[0], returns=[1.0] * 99), played[1]) == 3
     lost = replace(played[1], returns=[-21.0] * 99)
     assert compare.compare(played[0], lost, None).verdict == "loss"
@@ -180,8 +177,7 @@ def test_few_episodes_are_inconclusive(episodes: int, change: float) -> None:
     before = 10.0 + np.arange(episodes)
     result = compare.compare(*pair(before, before + change + 0.01 * np.arange(episodes)), None)
     assert result.verdict == "inconclusive"
-    # Pooled, alone or with others, too.
-    assert compare.pool([result]).verdict == "inconclusive"
+    assert compare.pool([result]).verdict == "inconclusive"  # Pooled, alone or with others, too.
     assert compare.pool([result, comparison(change), comparison(change)]).verdict == "inconclusive"
 
 
@@ -198,8 +194,7 @@ def pooled_of(*differences: tuple[float, float, float]) -> compare.Comparison:
 def test_pool_takes_the_training_as_the_unit() -> None:
     pooled = compare.pool([comparison(d) for d in (-4.0, 0.0, 1.0)])
     assert pooled.difference == student_interval([-4.0, 0.0, 1.0])
-    assert pooled.returns == student_interval([96.0, 100.0, 101.0])
-    assert pooled.episodes == 300
+    assert (pooled.returns, pooled.episodes) == (student_interval([96.0, 100.0, 101.0]), 300)
     # Each training alone is decided; between them the interval is wide.
     assert pooled.verdict == "inconclusive"
     # Signed errors cancel, absolute ones do not.
@@ -278,8 +273,7 @@ def test_episodes_that_vary_take_more_trainings() -> None:
     # Two alike trainings, whose episodes reach 20 to each side of 0 beside a margin of 2.
     pooled = pooled_of((-0.01, -20.0, 20.0), (0.01, -20.0, 20.0))
     assert pooled.verdict == "inconclusive"
-    # Half the width is 20 / sqrt(n).
-    assert pooled.more_needed == pytest.approx(100 - 2, abs=1)
+    assert pooled.more_needed == pytest.approx(100 - 2, abs=1)  # Half the width is 20 / sqrt(n).
 
 
 def covers(difference: Interval, chance: float, mean: float) -> bool:
@@ -340,8 +334,7 @@ def test_aggregates_by_hand() -> None:
     assert aggregate("int8", {"a": [cell(-4.0)], "b": [cell(6.0)]}).improvement.alike == 0
     result = aggregate("int8", {**cells, "b": [cell(6.0), cell(0.0)]})
     assert result.errors == pytest.approx([-3, 0, 2, 4])
-    # Without the lowest and the highest quarter.
-    assert result.iqm.mean == pytest.approx(1.0)
+    assert result.iqm.mean == pytest.approx(1.0)  # Without the lowest and the highest quarter.
     # More than fp32: never in a, in one of two in b; ties count half.
     assert result.improvement.mean == pytest.approx((0 + 75) / 2)
     # A standard error of 12.5 and one degree of freedom reach beyond what a probability can be.
