@@ -147,8 +147,7 @@ def python_with(variable: str, folder: Path, *installations: str) -> str:
         return path
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     for packages in installations:
-        words = [folder / "bin/pip", "install", "--quiet", *packages.split()]
-        subprocess.run(words, check=True)
+        subprocess.run([folder / "bin/pip", "install", "--quiet", *packages.split()], check=True)
     return str(folder / "bin/python")
 
 

@@ -119,8 +119,7 @@ def test_closed_games_keep_no_emulators() -> None:
 @pytest.mark.parametrize("plays", [single, one_of_a_vector])
 @pytest.mark.parametrize("env_id", GAMES)
 def test_games_follow_the_protocol(env_id: str, plays: Any) -> None:
-    reference, ended, over = Reference(env_id), 0, False
-    random = np.random.default_rng(0)
+    reference, ended, over, random = Reference(env_id), 0, False, np.random.default_rng(0)
     for observation, *play in islice(plays(env_id, random), 700):
         if len(play) == 1:
             assert 0 <= play[0] <= 30
@@ -190,3 +189,6 @@ def test_sticky_games_repeat_actions_by_the_seed_alone() -> None:
     assert not np.array_equal(play(0.25, choices), play(0.0, choices))
     # An action that is always repeated stays the same.
     np.testing.assert_array_equal(play(1.0, choices), play(1.0, other_choices))
+    for sticky, forced_steps in ((0.0, 2), (0.25, 3)):  # FIRE twice, as a game may miss the first.
+        _, info = make(BREAKOUT, sticky=sticky).reset(seed=5)
+        assert info["episode_frame_number"] - info[START] == 4 * forced_steps

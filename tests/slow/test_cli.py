@@ -336,8 +336,7 @@ def test_what_cannot_be_is_refused_before_training(
     words: str, text: str, tmp_path: Path, capsys: Capsys
 ) -> None:
     for options in ([], ["--dry-run"]):
-        task = [*words.split(), *options, "--root", str(tmp_path)]
-        assert text in refusal(capsys, *task)
+        assert text in refusal(capsys, *words.split(), *options, "--root", str(tmp_path))
     assert not any(tmp_path.iterdir())
 
 

@@ -136,8 +136,7 @@ def test_a_policy_of_two_choices_is_trained_quantised_and_played(tmp_path: Path)
     words = ["run", "Switches-v0", "--algo", "ppo", "--presets", str(file), "--root", str(tmp_path)]
     assert verbs.main([*words, "--schemes", "fp32,int8", "--episodes", "20", "--no-report"]) == 0
     artifact = Workspace(tmp_path).artifact("ppo-Switches-v0-s0", "int8")
-    evaluation = Evaluation.load(evaluation_path(artifact))
-    assert np.mean(evaluation.returns) > 8
+    assert np.mean(Evaluation.load(evaluation_path(artifact)).returns) > 8
     random = Evaluation.load(evaluation_path(artifact.with_name("random.tflite")))
     assert np.mean(random.returns) < 5
     for chance in (["--sample"], ["--epsilon", "0.5"]):

@@ -66,12 +66,9 @@ class Quantized:
         return [np.asarray(g) for g in tape.gradient(loss, [inputs, *of])]
 
 
-def activation(
-    form: TensorFormat, low: float, high: float, limit: float = np.inf, **options: Any
-) -> Quantized:
+def activation(form: TensorFormat, low: float, high: float, **options: Any) -> Quantized:
     """Return the quantiser of five features with a range."""
-    quantizer = FakeQuantizer(form, schedule(**options), limit=limit)
-    return Quantized(quantizer, (None, 5)).freeze(low, high)
+    return Quantized(FakeQuantizer(form, schedule(**options)), (None, 5)).freeze(low, high)
 
 
 def of_kernel(
@@ -144,8 +141,8 @@ def test_quantised_values_are_those_of_numpy_bit_for_bit_and_0_stays(
 
 
 def test_pre_activations_of_tanh_end_where_its_table_does() -> None:
-    ends = activation(TensorFormat(bits=8), -40, 2, limit=3.5).ends
-    np.testing.assert_allclose(ends, (-3.5, 2), atol=0.03)
+    grid = frozen("tanh", aware()).get_layer("hidden_0").grid("output")
+    np.testing.assert_allclose((grid.low, grid.high), (-3.5, 3.5), atol=0.03)
 
 
 @pytest.mark.parametrize("axis", [None, 3])
@@ -412,9 +409,12 @@ def test_until_the_delay_training_is_the_plain_one(name: str, tmp_path: Path) ->
     assert values <= aware_values
 
 
-@pytest.mark.parametrize(("name", "gradient"), [("dqn", "straight_through"), ("ddpg", "clipped")])
+@pytest.mark.parametrize(
+    ("name", "gradient", "options"),
+    [("dqn", "straight_through", {}), ("ddpg", "clipped", {}), ("ddpg", "clipped", {"until": 1.0})],
+)
 def test_the_best_since_the_delay_is_kept_with_its_grids(
-    name: str, gradient: str, tmp_path: Path, monkeypatch: Patch
+    name: str, gradient: str, options: Any, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     falling, played = iter(range(1000, 0, -1)), loop.rollout.rollout
 
@@ -423,7 +423,8 @@ def test_the_best_since_the_delay_is_kept_with_its_grids(
 
     monkeypatch.setattr("quarl_tf.training.loop.rollout.rollout", worse_every_time)
     workspace = Workspace(tmp_path)
-    run = at_delay(PLAIN[name], ranges="following", gradient=gradient)
+    plain = replace(PLAIN[name], overrides=PLAIN[name].overrides | options)
+    run = at_delay(plain, ranges="following", gradient=gradient)
     notes: list[str] = []
     record = loop.train(workspace, run, lambda *a: notes.append(a[2]))
     assert DELAY <= record.best_step < 660

@@ -7,6 +7,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pandas
@@ -15,6 +16,8 @@ import samples
 from samples import TINY, Capsys, Patch, begun, built, products, refusal, refused, silent, snapshot
 
 from quarl_tf import environments, networks, pipeline, presets
+from quarl_tf.environments import GAME_OVER, RAW_REWARD
+from quarl_tf.environments.acting import Tick
 from quarl_tf.foundation.files import locked
 from quarl_tf.foundation.seeding import environment_seed
 from quarl_tf.networks import inference
@@ -25,6 +28,7 @@ from quarl_tf.store.records import Sidecar, TrainingRecord
 from quarl_tf.store.state import finished_training, require_origin, starting_from
 from quarl_tf.store.workspace import Workspace
 from quarl_tf.training import checkpoint, loop
+from quarl_tf.training.collector import Collector
 from quarl_tf.training.loop import CALIBRATION_OBSERVATIONS, train
 from quarl_tf.training.rollout import rollout
 
@@ -89,6 +93,42 @@ def test_training_stops_at_the_return_that_was_asked_for(tmp_path: Path) -> None
     assert record.selection_return == last.greedy_return >= 1
 
 
+def test_the_later_of_equally_good_networks_is_kept(tmp_path: Path, monkeypatch: Patch) -> None:
+    def always_7(*arguments: Any) -> Any:
+        return rollout(*arguments)._replace(returns=[7.0])
+
+    monkeypatch.setattr("quarl_tf.training.loop.rollout.rollout", always_7)
+    assert train(Workspace(tmp_path), TINY, silent).best_step >= TINY.overrides["steps"]
+
+
+def collector_for(agent: Any) -> Collector:
+    """Return a collector of two environments, whose episodes have three steps."""
+    run = Run("ddpg", "Steering-v0", 0, {"num_envs": 2, "steps": 20_000})
+    return Collector(agent, run.env_id, samples.preset(run), run.seed)
+
+
+def test_collected_are_steps_and_whole_episodes_from_seeds_that_follow_from_the_step() -> None:
+    agent, starts = Mock(act=Mock(return_value=np.zeros((2, 2), np.float32))), []
+    collector = collector_for(agent)
+    for ticks in (10, 3):  # Every fourth only resets.
+        collector.restart()
+        starts.append(collector.observations)
+        for _ in range(ticks):
+            collector.tick()
+    assert not np.array_equal(*starts)
+    assert (collector.step, collector.episodes) == (2 * (8 + 3), 2 * (2 + 1))
+    assert [*collector.recent_returns] == [3.0] * 6
+    assert agent.act.call_args.args[1] == 20 / 20_000  # What was done before the last tick.
+
+
+def test_a_life_that_ends_is_no_episode_and_scores_are_not_clipped() -> None:
+    collector, ones, lost = collector_for(Mock()), np.ones(2), np.ones(2, np.bool_)
+    info = {RAW_REWARD: np.array([7.0, 7.0]), GAME_OVER: np.array([False, True])}
+    collector._ticks = iter([Tick(None, ones, ones, lost, lost, info=info)])
+    collector.tick()
+    assert ([*collector.recent_returns], collector.episodes) == ([7.0], 1)
+
+
 def test_calibration_is_of_what_the_kept_network_sees(trained: Workspace) -> None:
     folder, limit = trained.run_dir(TINY.run_id), CALIBRATION_OBSERVATIONS
     observations = networks.load_weights(folder / "calibration.npz")["observations"]
@@ -98,8 +138,7 @@ def test_calibration_is_of_what_the_kept_network_sees(trained: Workspace) -> Non
     networks.set_weights(network, networks.load_weights(folder / "network.npz"))
     head = inference.Snapshot(network)
     envs = environments.make_vector("CartPole-v1", TINY.overrides["evaluation_episodes"])
-    final = int(curves(trained, TINY).step.iloc[-1])
-    seed = environment_seed(TINY.seed, "calibration", final)
+    seed = environment_seed(TINY.seed, "calibration", int(curves(trained, TINY).step.iloc[-1]))
     expected = rollout(envs, lambda batch, _: head(batch).argmax(axis=1), seed, limit).observations
     np.testing.assert_allclose(observations, expected, rtol=1e-6)
 
