@@ -254,6 +254,14 @@ def stepped(agent: Any, batch: Any) -> tuple[Any, list[Any]]:
 SEVERAL = EnvSpec((4,), "float32", (2, 3))
 
 
+def test_each_gradient_of_dqn_is_clipped() -> None:
+    agent, gradients = build("dqn", gradient_clip=1e-3), list[Any]()
+    optimizer = agent._steps[0][2]._optimizer
+    optimizer.apply_gradients = lambda pairs: gradients.extend(g for g, _ in pairs)
+    agent._gradient_step(transitions(CART_POLE)[-1])
+    np.testing.assert_allclose([tf.norm(g) for g in gradients], 1e-3, rtol=1e-3)
+
+
 @pytest.mark.parametrize(("algo", "spec"), [("dqn", CART_POLE), ("ppo", STEERED), ("a2c", SEVERAL)])
 def test_distance_from_a_teacher_by_hand_and_a_step_towards_it(algo: str, spec: EnvSpec) -> None:
     agent, shift = build(algo, spec, distillation=1e3), 0.1

@@ -13,10 +13,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import STEERING, Network
-from samples import Artifacts, Describe, Patch, refused, register, step
+from samples import RUN, SIDECAR, Artifacts, Describe, Patch, refused, register, step
 
 from quarl_tf import environments
-from quarl_tf.environments import acting, airnav
+from quarl_tf.environments import acting, airnav, env_spec
 from quarl_tf.environments.acting import Episode
 from quarl_tf.evaluation import play
 from quarl_tf.evaluation.compare import effective_n
@@ -24,10 +24,10 @@ from quarl_tf.evaluation.play import evaluate, evaluate_and_save, evaluate_rando
 from quarl_tf.foundation import files, provenance
 from quarl_tf.foundation.seeding import environment_seed, evaluation_seeds, generator
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import GREEDY, Chance
+from quarl_tf.spec import GREEDY, Chance, Run
 from quarl_tf.store.records import Evaluation, Protocol
-from quarl_tf.store.state import evaluation_flaw
-from quarl_tf.store.workspace import evaluation_path, reference_path
+from quarl_tf.store.state import baseline, evaluation_flaw
+from quarl_tf.store.workspace import evaluation_path, reference_path, sidecar_path
 
 SEEDS = list(range(2**30, 2**30 + 12))
 SAMPLED = Chance("sampled")
@@ -50,22 +50,22 @@ def test_returns_by_hand(artifacts: Artifacts, networks: Any, monkeypatch: Patch
     assert (outcomes(result), result.seeds) == (expected, SEEDS)
     assert np.mean(result.returns) > 400  # A random policy earns 22.
     assert (result.scheme, result.artifact_sha256) == ("fp32", Policy.load(path).sidecar.sha256)
-    assert (result.ties, result.agreement) == (0, None)
-    assert result.processor == provenance.processor()
+    assert (result.ties, result.agreement, result.processor) == (0, None, provenance.processor())
     assert 0 < result.latency_us["median"] <= result.latency_us["p95"]
     monkeypatch.setattr(environments, "LONGEST_EPISODE", 100)
     assert refused(evaluate, path, SEEDS, code=2).endswith("Received: steps=101")
 
 
-@pytest.mark.parametrize(("shift", "fraction"), [(0.019, 1.0), (0.021, 0.0)])
+@pytest.mark.parametrize(("shift", "fraction"), [(0.0059, 1.0), (0.0061, 0.0)])
 def test_continuous_actions_agree_nearly(describe: Describe, shift: float, fraction: float) -> None:
-    paths = []
-    for bias in (0.0, shift):  # The actions, of a range from -1 to 1.
-        layers = [(np.zeros((2, 1), np.float32), np.array([bias], np.float32))]
-        content = Network(layers, np.zeros((1, 2), np.float32)).convert("fp32")
-        paths.append(describe(content, f"bias{bias}", **STEERING))
+    run, paths = Run("ddpg", "Steering-v0", 0), []
+    facts = {"run": run.to_dict(), "run_id": run.run_id, "env_id": run.env_id, "head": "action"}
+    for bias in (0.0, shift):  # Of the second action, from 0 to 0.6.
+        layers = [(np.zeros((3, 2), np.float32), np.array([0, bias], np.float32))]
+        content = Network(layers, np.zeros((1, 3), np.float32)).convert("fp32")
+        paths.append(describe(content, f"bias{bias}", **facts, **env_spec(run.env_id).facts))
     result = evaluate(paths[1], SEEDS[:1], reference=paths[0])
-    assert result.agreement == {"fraction": fraction, "states": 999}
+    assert result.agreement == {"fraction": fraction, "states": 3}
 
 
 @pytest.fixture
@@ -104,8 +104,8 @@ def test_an_episode_depends_on_its_seed_alone(stochastic: Describe) -> None:
     assert forwards.latency_us is not None
 
 
-def test_random_actions_follow_from_the_seed(artifacts: Artifacts, stochastic: Describe) -> None:
-    paths = artifacts["fp32"], stochastic("fp32", "fp32")
+def test_random_actions_follow_from_the_seed(artifacts: Artifacts) -> None:
+    paths = artifacts["fp32"], artifacts["balancer"]
     # Where all actions are random, the policy does not matter.
     first, second = (evaluate(path, SEEDS, Chance("epsilon", 1.0)) for path in paths)
     assert first.returns == second.returns
@@ -155,7 +155,11 @@ def test_saved_evaluations_are_reused(stochastic: Describe) -> None:
     assert [fits(path, seeds[:12]), fits(path, seeds[1:2])] == [True, False]
     longer = evaluate_and_save(path, 14)
     assert (longer.seeds, longer.returns[:12]) == (seeds, greedy.returns)
-    assert Evaluation.load(folder / "random.eval.json").seeds == seeds
+    random = Evaluation.load(folder / "random.eval.json")
+    assert random.seeds == seeds
+    later = baseline(folder / "random.tflite", RUN, seeds[2:])
+    assert later is not None
+    assert later.returns == random.returns[2:]
     protocols = [{"protocol": Protocol(0, "greedy")}, {"protocol": Protocol(1, "sampled")}]
     for changes in ({"artifact_sha256": "0" * 64}, *protocols):
         replace(longer, **changes).save(saved)
@@ -164,17 +168,25 @@ def test_saved_evaluations_are_reused(stochastic: Describe) -> None:
     assert evaluate_and_save(path, 14) == Evaluation.load(saved)
 
 
+def test_a_reference_is_compared_with_unless_it_was_deleted(stochastic: Describe) -> None:
+    path = stochastic("tied", "int8")
+    fp32 = reference_path(path, Policy.load(path).sidecar)
+    SIDECAR.save(sidecar_path(fp32))
+    evaluate(path, SEEDS[:2]).save(evaluation_path(path))
+    assert fits(path, SEEDS[:2])
+    fp32.touch()
+    assert not fits(path, SEEDS[:2])
+
+
 def test_evaluations_of_games_state_their_rules(stochastic: Describe, monkeypatch: Patch) -> None:
     assert evaluate(stochastic("fp32", "fp32"), SEEDS[:2]).protocol.game is None
     # CartPole under the name of a game.
     game = register(monkeypatch, "PoleNoFrameskip-v4", "gymnasium.envs.classic_control:CartPoleEnv")
     path = stochastic("fp32", "fp32", env_id=game)
-    evaluations = [
-        evaluate(path, SEEDS[:2], chance, reference=path) for chance in (GREEDY, SAMPLED)
-    ]
-    for result in (*evaluations, evaluate_random(game, "run", SEEDS[:2])):
+    played = [evaluate(path, SEEDS[:2], chance, reference=path) for chance in (GREEDY, SAMPLED)]
+    for result in (*played, evaluate_random(game, "run", SEEDS[:2])):
         assert result.protocol.game == environments.rules(game)
-    evaluations[0].save(evaluation_path(path))
+    played[0].save(evaluation_path(path))
     assert fits(path, SEEDS[:2])
     monkeypatch.setattr(environments, "rules", lambda *_: {"sticky_actions": 0.25})
     assert not fits(path, SEEDS[:2])

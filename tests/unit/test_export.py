@@ -109,9 +109,10 @@ def copy(exported: Artifacts, tmp_path: Path) -> Workspace:
 def test_sidecars_describe_the_file(exported: Artifacts, name: str) -> None:
     path, sidecar = exported[name], Sidecar.load(sidecar_path(exported[name]))
     training = TrainedNetwork(Workspace(path.parents[4]), VALUES)
-    record, count = training.record, len(training.observations)
-    audit = flatbuffer.audit(path)
+    record, count, audit = training.record, len(training.observations), flatbuffer.audit(path)
     expected = described(path.read_bytes()) | {
+        "size_bytes": path.stat().st_size,
+        "weight_dtypes": audit.weight_dtypes,
         "check": sidecar.check,
         "scheme": name,
         "native": Scheme.parse(name).native,

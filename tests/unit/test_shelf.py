@@ -75,8 +75,7 @@ def test_what_a_network_earned_before_the_delay_does_not_count(models: Path) -> 
 def test_returns_stand_beside_those_of_its_fp32_in_the_same_episodes(models: Path) -> None:
     (entry,) = shelf(models)
     fp32, int8 = (entry.artifact.with_name(f"{name}.eval.json") for name in ("fp32", "int8"))
-    longer = replace(EVALUATION, seeds=[1, 2, 3], returns=[9.0, 10.0, 99.0], lengths=[9, 10, 99])
-    longer.save(fp32)
+    replace(EVALUATION, seeds=[1, 2, 3], returns=[9.0, 10.0, 99.0], lengths=[9, 10, 99]).save(fp32)
     played = replace(EVALUATION, returns=[7.0, 9.0], artifact_sha256=entry.sidecar.sha256)
     for changes, mean, percent in (
         ({"seeds": [1, 3]}, None, None),
@@ -127,5 +126,12 @@ def test_policies_of_the_package_are_copied_to_where_results_can_lie(tmp_path: P
 
 def test_what_is_not_there_names_the_closest_or_the_command_that_makes_it(models: Path) -> None:
     assert NAME in refused(take, "CartPole-v1/dqn/int9", models, code=2)
-    (models / "CartPole-v1/dqn/s1/int8.tflite").unlink()
+    folder = models / "CartPole-v1/dqn/s1"
+    (folder / "int8.tflite").unlink()
     assert re.search("quarl run .*--seed 1 --schemes int8", refused(take, NAME, models))
+    (folder / "fp32.tflite").touch()
+    sidecar = Sidecar.load(folder / "int8.json")
+    for check, option in (({}, ""), ({"recorded_sha256": "ab"}, " --observations FILE")):
+        replace(sidecar, check=check).save(folder / "int8.json")
+        command = f"quarl quantize {folder / 'fp32.tflite'} --scheme int8{option}"
+        assert [entry.command() for entry in shelf(models)] == [command]

@@ -51,11 +51,11 @@ def start(sha256: str = "ab", **changes: Any) -> Origin:
 def test_a_run_from_another_is_named_after_it_and_compared_with_it() -> None:
     first, other = (Run("dqn", "CartPole-v1", 0, origin=start(sha256)) for sha256 in ("ab", "cd"))
     assert len({first.run_id, other.run_id, first.seedless_id, "dqn-CartPole-v1-s0"}) == 4
-    saved = {  # A saved training goes on, whatever its step.
-        replace(first, origin=replace(start("ab"), step=step, file="a.npz")).seedless_id
-        for step in (256, 512)
-    }
-    assert len(saved | {first.seedless_id}) == 2
+    # A saved training goes on, whatever its step, and needs no other.
+    origins = [replace(start("ab"), step=step, file="a.npz") for step in (256, 512)]
+    saved = [replace(first, origin=origin) for origin in origins]
+    assert len({run.seedless_id for run in (*saved, first)}) == 2
+    assert (first.needed, saved[0].needed) == (start("ab").run, None)
     restored = read_back(first)
     assert (restored, restored.run_id) == (first, first.run_id)
     moved = start(modules=("mine",), presets="mine.yaml")  # Its modules are no part of what it is.
@@ -198,6 +198,8 @@ def test_a_recipe_says_the_formats_of_every_layer() -> None:
     streams = Recipe(default=four, by_layer=layers)
     assert [streams.of(name) for name in layers] == [two, eight]
     assert replace(streams, by_layer={"value": two}).of("value_hidden") == four
+    heads: list[Any] = [Scheme.parse(f"ptq_opt_w{bits}").recipe.head.weights for bits in (4, 12)]
+    assert [head.bits for head in heads] == [8, 12]
     for name in ("ptq_w4-head=8", "ptq_paper_w4-head=8-hidden_0=6"):
         named: Any = Scheme.parse(name).recipe
         assert (named.default.weights.bits, named.of("head").weights.bits) == (4, 8)

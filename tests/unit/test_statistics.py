@@ -113,6 +113,14 @@ def test_compare_by_hand() -> None:
     assert result.verdict == "loss"
 
 
+def test_a_policy_is_as_random_unless_its_interval_says_otherwise() -> None:
+    random = evaluation("random", [0.0, 100.0] * 15)
+    # The mean of 55 has an interval from 35.
+    for low, as_random in ((0.0, True), (90.0, False)):
+        played = evaluation("fp32", [low, 110.0] * 15)
+        assert compare.is_as_random(played, random) == as_random
+
+
 def test_sums_of_rewards_in_another_order_are_no_difference() -> None:
     rewards, draws = [0.1] * 30 + [0.2] * 30, np.random.default_rng(0)
     before, after = ([sum(draws.permutation(rewards)) for _ in range(25)] for _ in range(2))
@@ -374,9 +382,7 @@ def test_intervals_over_cells_hold_the_true_mean() -> None:
     # Trainings of a few cells differ far more than those of the others.
     rng, covering, spreads = np.random.default_rng(0), 0, (0.1, 0.1, 0.3, 0.5, 1, 2, 5, 20)
     for _ in range(1000):
-        cells = [
-            [(rng.normal(rng.normal(1, spread), 2, 50), 50) for _ in range(2)] for spread in spreads
-        ]
+        cells = [[(rng.normal(rng.normal(1, s), 2, 50), 50) for _ in range(2)] for s in spreads]
         interval = _mean_over_cells(cells)
         covering += interval.low <= 1 <= interval.high
     assert 930 <= covering <= 980
@@ -390,6 +396,9 @@ def test_losses_are_corrected_for_the_number_of_cells() -> None:
     assert aggregate("x", {"a": [repeated], "b": [cell(0.0)]}).losses == []
     certain = cell(np.linspace(-11, -9, 50))
     assert aggregate("x", {"a": [certain], "b": [cell(0.0)]}).losses == ["a"]
+    # Where episodes of each training agree, many trainings that lose are certain, too.
+    losing, gaining = [cell(-9.0)] * 6, [cell(9.0)] * 6
+    assert aggregate("x", {"a": losing, "b": gaining}).losses == ["a"]
     # Two trainings that end alike, but for rounding, or whose episodes vary, are no certain loss.
     alike = [cell(-200.0), cell(-200.0 * (1 + 1e-15))]
     assert aggregate("x", {"a": alike, "b": [cell(0.0)]}).losses == []
