@@ -3,6 +3,8 @@
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import compiled
 import numpy as np
@@ -40,10 +42,12 @@ def test_a_spread_head_is_judged_as_a_whole(artifacts: Artifacts, monkeypatch: P
     assert row.codes > 200
 
 
-def test_actions_beyond_their_bounds_agree(artifacts: Artifacts) -> None:
-    policy = Policy.load(artifacts["steering"])  # One action between -1 and 1.
-    heads, reference_heads = np.array([[3.0], [-2.0], [0.5]]), np.array([[2.9], [-9.0], [0.4]])
-    assert _disagreement(heads, reference_heads, policy) == pytest.approx(1 / 3)
+def test_actions_agree_beyond_their_bounds_and_differ_if_one_does() -> None:
+    ends = {"num_actions": None, "action_low": [-1.0, 0.0], "action_high": [1.0, 10.0]}
+    policy: Any = Mock(sidecar=Mock(**ends))
+    heads = np.array([[3.0, 5.0], [-2.0, 5.0], [0.5, 5.0], [0.5, 5.0]])
+    reference_heads = np.array([[2.9, 5.0], [-9.0, 5.0], [0.5, 5.2], [0.5, 5.05]])
+    assert _disagreement(heads, reference_heads, policy) == 1 / 4
 
 
 def test_gains_are_paired_with_an_interval(copy_artifact: Copy, monkeypatch: Patch) -> None:
@@ -80,6 +84,21 @@ def test_the_recipe_that_earns_most_is_recorded(copy_artifact: Copy, monkeypatch
     after = Policy.load(artifact).sidecar
     assert after.sha256 != before.sha256
     assert after.check["selection_returns"] != returns
+
+
+def test_the_layer_of_the_largest_error_but_the_head_may_stay_in_float(
+    copy_artifact: Copy, monkeypatch: Patch
+) -> None:
+    rising = iter(range(6))
+    monkeypatch.setattr(calibration, "selection_returns", lambda *_: [next(rising)])
+    layer_errors = {"hidden_0": 1.0, "hidden_1": 2.0, "head": 9.0}
+    monkeypatch.setattr(auto, "errors", lambda *_: layer_errors)
+    artifact = quantize(copy_artifact("fp32"), Scheme.parse("int8_auto"))
+    assert Policy.load(artifact).sidecar.check["recipe"] == "hidden_1 and head in float"
+
+
+def test_recipes_are_chosen_on_different_episodes(artifacts: Artifacts) -> None:
+    assert len(set(calibration.selection_returns(Policy.load(artifacts["fp32"]), 5))) > 1
 
 
 def test_blame_takes_the_id_of_a_run_or_a_float_file_and_writes_a_table(

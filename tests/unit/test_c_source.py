@@ -281,8 +281,7 @@ def test_missing_operators_are_named(artifacts: Artifacts, tmp_path: Path, capsy
     lacking = {"fp32": [], "int8": [], "fp16": half, "dynamic_int8": dynamic}
     for scheme, names in lacking.items():
         micro, c = boards.fits(artifacts[scheme], "esp32")
-        assert micro.lacking == names
-        assert (micro.holds, c.holds) == ((not names), (scheme == "int8"))
+        assert (micro.lacking, micro.holds, c.holds) == (names, not names, scheme == "int8")
     graph = Graph(LANDER.read_bytes())
     graph.model.operatorCodes[0].builtinCode = BuiltinOperator.ATAN2
     foreign = tmp_path / "foreign.tflite"

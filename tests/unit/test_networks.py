@@ -222,8 +222,7 @@ def test_normaliser_cuts_off_at_five_deviations() -> None:
     layer.mean.assign([1.0, 2.0, 3.0])
     layer.inverse_deviation.assign([1.0, 0.5, 2.0])
     observation = np.array([[7.0, 11.0, 1.0], [-3.5, 3.0, -1e9]], np.float32)
-    expected = [[5.0, 4.5, -4.0], [-4.5, 0.5, -5.0]]
-    np.testing.assert_array_equal(layer(observation).numpy(), expected)
+    np.testing.assert_array_equal(layer(observation).numpy(), [[5.0, 4.5, -4.0], [-4.5, 0.5, -5.0]])
     statistics(np.full((50, 3), 7, np.float32)).apply_to([network])
     assert np.abs(layer(np.full((1, 3), 7.001, np.float32)).numpy()).max() < 0.11
 

@@ -21,6 +21,7 @@ from quarl_tf.export import (
     int4,
     integer,
     preparation,
+    ptq,
     rounding,
 )
 from quarl_tf.export.converter import converted, of_function
@@ -223,8 +224,7 @@ def test_layers_are_integers_with_one_scale_or_one_for_each_output(content: byte
         graph = Graph(int8)
         for operator in graph.layers().values() if of_head == "int8" else ():
             kernel = graph.tensors[operator.inputs[1]]
-            scales = kernel.shape[0] if name == "int8" else 1
-            assert len(kernel.quantization.scale) == scales
+            assert len(kernel.quantization.scale) == (kernel.shape[0] if name == "int8" else 1)
 
 
 @pytest.mark.parametrize("kind", ["residual", "concatenated", "shared"])
@@ -291,8 +291,7 @@ def test_smoothed_networks_compute_the_same_and_lose_less_in_int8() -> None:
 
 def normalised(deviation: list[float], weight: float) -> bytes:
     """Return a policy of four normalised features; the last one's weights are larger."""
-    design = Design(architecture([64, 64]), 2)
-    network = build_policy(EnvSpec((4,), "float32", 2), design, 0)
+    network = build_policy(EnvSpec((4,), "float32", 2), Design(architecture([64, 64]), 2), 0)
     network.get_layer("normalizer").inverse_deviation.assign(1 / np.maximum(deviation, 1e-2))
     kernel = network.get_layer("hidden_0").kernel
     kernel.assign(kernel.numpy() * np.float32([[1], [1], [1], [weight]]))
@@ -364,6 +363,15 @@ def test_networks_that_a_step_is_not_for_stay_as_they_are(content: bytes) -> Non
         assert preparation.widened(file, observations) == file
     scaled = converted(of_function(lambda x: tf.tanh(hidden(x)) * SCALE, (6,), "float32"))
     assert preparation.widened(scaled, FEATURES * SCALE[::-1] / 100) == scaled
+    # A head that is always 0, and a layer of as many outputs as the head.
+    inputs = np.random.default_rng(0).integers(0, 256, (20, 6), np.uint8)
+    for width, weights in ((16, np.zeros((16, 3), np.float32)), (3, drawn(3, 3))):
+
+        def narrow(x: Any, width: int = width, weights: np.ndarray = weights) -> Any:
+            return tf.nn.relu(hidden(tf.cast(x, tf.float32) / 255, width=width)) @ weights
+
+        file = converted(of_function(narrow, (6,), "uint8"))
+        assert preparation.spread(file, inputs) == file
 
 
 def test_samples_come_to_all_places_of_an_observation() -> None:
@@ -372,6 +380,33 @@ def test_samples_come_to_all_places_of_an_observation() -> None:
         chosen = np.arange(count * places)[::step]
         assert len(np.unique(chosen % places)) == places
         assert most / 2 <= len(chosen) <= 2 * most or step == 1
+
+
+@pytest.mark.parametrize(
+    ("strides", "padding", "dilations"), [((2, 1), "SAME", 1), (1, "VALID", (1, 2))]
+)
+def test_a_kernel_times_its_inputs_is_its_convolution(
+    strides: Any, padding: str, dilations: Any
+) -> None:
+    def convolved(image: Any) -> Any:
+        outputs = tf.nn.conv2d(image, drawn(4, 3, 2, 5), strides, padding, dilations=dilations)
+        return tf.reshape(outputs, (1, -1))
+
+    images = np.random.default_rng(0).normal(size=(9, 7, 6, 2)).astype(np.float32)
+    graph = Graph(converted(of_function(convolved, (7, 6, 2), "float32")))
+    (layer,) = graph.layers().values()
+    kernel = graph.constant(layer.inputs[1]).reshape(5, -1)
+    actual = activations.kernel_inputs(graph, layer, images) @ kernel.T
+    outputs = activations.tensor_values(graph, layer, "outputs", images)
+    np.testing.assert_allclose(actual, outputs.reshape(-1, 5), rtol=1e-4, atol=1e-5)
+
+
+def test_the_mean_of_what_a_rounded_layer_computes_stays(content: bytes) -> None:
+    graph, form = Graph(content), Scheme.parse("ptq_opt_w2").recipe.default.weights
+    rounding.round_kernel(graph, graph.layers()["head"], OBSERVATIONS, form)
+    before, after = heads(content), heads(graph.pack())
+    assert np.abs(after - before).max() > 0.01
+    np.testing.assert_allclose(after.mean(axis=0), before.mean(axis=0), atol=1e-5)
 
 
 def test_kernels_rounded_by_outputs_change_the_head_less(content: bytes) -> None:
@@ -547,9 +582,7 @@ def test_a_clip_behind_the_scaling_of_bytes_is_kept() -> None:
     assert error_of(clipped_bytes, "int8", "int8_tensor", inputs=inputs) < 0.25
 
 
-def test_layers_of_several_vectors_become_c_but_not_those_of_several_images(
-    describe: Describe,
-) -> None:
+def test_layers_of_several_vectors_become_c_but_not_of_several_images(describe: Describe) -> None:
     files = {}
     for network in (by_rows, by_images):
         content = converted(of_function(network, (6,), "float32"))
@@ -639,6 +672,8 @@ def test_heads_are_centred_by_choice_and_only_where_nothing_follows() -> None:
         activated = converted(of_function(lambda x, f=follows: f(several(x)), (6,), "float32"))
         assert not preparation.separable(Graph(activated))
         assert preparation.centred(activated, choices) == activated
+        policy = Policy(activated, replace(SIDECAR, observation_shape=[6], num_actions=5))
+        assert ptq.copied(policy, activated, Scheme.parse("int8"), FEATURES)[1].head == "q_values"
     assert preparation.centred(content, None) == content
 
 

@@ -33,8 +33,7 @@ def test_runs_are_listed_by_their_ids(tmp_path: Path) -> None:
     assert workspace.run_ids() == ids
     for run_id in ("", "..", "runs/dqn-A-v1-s0", "dqn-A-v1-s0/", "dqn-..-s0"):  # No paths.
         for place in (workspace.run_dir, workspace.artifact_dir):
-            message = refused(place, run_id, code=2)
-            assert message.endswith(f"Received: run={run_id!r}")
+            assert refused(place, run_id, code=2).endswith(f"Received: run={run_id!r}")
 
 
 def test_no_sidecar_describes_another_flatbuffer(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -138,9 +137,7 @@ def test_lists_have_a_value_for_each_episode_and_runs_their_id(tmp_path: Path) -
     assert "its run is" in refused(Sidecar.load, path)
 
 
-def test_other_settings_and_versions_are_refused_and_older_presets_have_defaults(
-    tmp_path: Path,
-) -> None:
+def test_other_settings_or_versions_are_refused_old_presets_get_defaults(tmp_path: Path) -> None:
     record, run = asdict(TRAINING), replace(RUN, quantization=QUANTIZATION)
     older = {name: value for name, value in TRAINING.preset.items() if name != "dueling"}
     require_same_settings(tmp_path, record | {"preset": older}, RUN, PRESET)
