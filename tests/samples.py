@@ -36,16 +36,13 @@ Artifacts, Copy, Describe = dict[str, Path], Callable[[str], Path], Callable[...
 
 ROOT = Path(__file__).parents[1]
 MODELS = ROOT / "tflite_models"
-
 RUN = Run("dqn", "CartPole-v1", 0)
-
 PRESET = presets.load("dqn", "CartPole-v1")
 
 TRAINING = TrainingRecord(
     run=RUN.to_dict(),
     run_id="dqn-CartPole-v1-s0",
-    # Tuples are lists once they have been through JSON.
-    preset=json.loads(json.dumps(asdict(PRESET))),
+    preset=json.loads(json.dumps(asdict(PRESET))),  # JSON has no tuples.
     best_step=10,
     selection_return=9.5,
     network_sha256=hashlib.sha256(b"network").hexdigest(),
@@ -121,7 +118,6 @@ def refusal(capsys: Capsys, *words: str, code: int = 2) -> str:
 
 
 def write_study(folder: Path, text: str) -> Path:
-    """Write the file of a study."""
     path = folder / "study.yaml"
     path.write_text(text)
     return path
@@ -186,8 +182,7 @@ class Drawn(gym.Env[Any, Any]):
     """Observes draws of its observation space, and keeps the last action."""
 
     def __init__(self, observation_space: Any, action_space: Any, reward: float = 1.0) -> None:
-        # A copy, as draws follow the space's seed.
-        self.observation_space = deepcopy(observation_space)
+        self.observation_space = deepcopy(observation_space)  # Draws follow its seed.
         self.action_space, self.reward = action_space, reward
 
     def reset(self, *, seed: int | None = None, **_: Any) -> tuple[Any, dict[str, Any]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from samples import heads
 
 from quarl_tf import agents, environments, networks, presets
 from quarl_tf.cli import arguments, verbs
@@ -42,9 +43,8 @@ RUNS = [run for run_id in sorted(REPORTED) if (run := exported_run(WORKSPACE, ru
 def history() -> set[str] | None:
     """Return all commits, in 12 digits; None for a shallow copy, or one without history."""
     git = ["git", "-C", str(WORKSPACE.root)]
-    shallow = subprocess.run(
-        [*git, "rev-parse", "--is-shallow-repository"], check=False, capture_output=True
-    )
+    words = [*git, "rev-parse", "--is-shallow-repository"]
+    shallow = subprocess.run(words, check=False, capture_output=True)
     if shallow.stdout != b"false\n":
         return None
     log = subprocess.run([*git, "rev-list", "HEAD"], capture_output=True, text=True, check=True)
@@ -157,8 +157,6 @@ def test_trainings_of_the_shelf_are_made_by_their_commands() -> None:
 
 
 CELLS = ("AirNav-v0/dqn", "HalfCheetahBulletEnv-v0/ppo", "MountainCarContinuous-v0/ddpg")
-
-
 STARTS = [f"{cell}/*/{REFERENCE}" for cell in (*CELLS, "PongNoFrameskip-v4/ppo")]
 
 
@@ -172,7 +170,5 @@ def test_constants_of_a_flatbuffer_are_a_network_to_start_from(start: str) -> No
     networks.set_weights(network, variables(path, policy.sidecar.action_std))
     observations = 255 * np.random.default_rng(0).random((9, *spec.observation_shape))
     observations = observations.astype(spec.observation_dtype)
-    heads = np.stack([policy.head(observation) for observation in observations])
-    np.testing.assert_allclose(
-        inference.forward(network)(observations), heads, rtol=1e-4, atol=1e-4
-    )
+    actual = inference.forward(network)(observations)
+    np.testing.assert_allclose(actual, heads(path, observations), rtol=1e-4, atol=1e-4)

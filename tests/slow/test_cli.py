@@ -313,8 +313,7 @@ def test_published_results_are_kept(finished: Workspace, tmp_path: Path, capsys:
         assert "elsewhere (--root DIR) or delete" in refusal(capsys, *words, code=1)
     assert not (tmp_path / "runs" / RUN_ID / "run.json").exists()
     assert "train it first (quarl " in refusal(capsys, "export", RUN_ID, *task[-2:], code=1)
-    # A reference may be deleted once evaluated.
-    Workspace(tmp_path).artifact(RUN_ID, "fp32").unlink()
+    Workspace(tmp_path).artifact(RUN_ID, "fp32").unlink()  # It may be deleted once evaluated.
     assert verbs.main(["run", *task, "--bits", "3", "--dry-run"]) == 0
 
 

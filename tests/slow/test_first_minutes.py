@@ -23,7 +23,6 @@ from quarl_tf.store.records import Evaluation
 from quarl_tf.store.workspace import Workspace, evaluation_path
 
 TEXT = (ROOT / "README.md").read_text()
-
 RUN_ID, MINE = "ppo-Docking-v0-s0", ["--root", "mine"]
 INT8 = str(Workspace(Path("mine")).artifact(RUN_ID, "int8"))
 DOCKING = ["--algo", "ppo", "--env", "Docking-v0", "--presets", "examples/docking.yaml", *MINE]

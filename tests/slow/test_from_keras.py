@@ -69,8 +69,7 @@ def test_a_model_of_keras_becomes_a_run(models: Path, file: str) -> None:
     for observation in np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32):
         expected = np.tanh(observation @ hidden_kernel + hidden_bias) @ head_kernel + head_bias
         np.testing.assert_allclose(policy.head(observation), expected, rtol=1e-5, atol=1e-6)
-    # The same model again is the same file.
-    assert main(["adopt", file, *OPTIONS, name, "--trust"]) == 0
+    assert main(["adopt", file, *OPTIONS, name, "--trust"]) == 0  # Again the same file.
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from quarl_tf.cli import main
 from quarl_tf.foundation.files import sha256
 
 TRIALS = int(os.environ.get("QUARL_FUZZ", "160"))
-
 ADOPT = ("adopt", "foreign.tflite", "--name", "fuzzed", "--episodes", "1")
 COMMANDS = (
     *[("inspect", "fp32.tflite"), ("quantize", "fp32.tflite", "--scheme", "ptq_w4")] * 2,

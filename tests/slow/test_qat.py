@@ -104,8 +104,7 @@ def watched_ends(ranges: str, *batches: np.ndarray, training: bool = True) -> li
 )
 def test_ranges_by_hand(ranges: str, low: float, high: float) -> None:
     assert watched_ends(ranges, *BATCHES) == pytest.approx([low, high], rel=1e-6)
-    # Initial values: nothing was seen.
-    assert watched_ends(ranges, *BATCHES, training=False) == [1, -1]
+    assert watched_ends(ranges, *BATCHES, training=False) == [1, -1]  # Nothing was seen.
 
 
 def test_percentiles_leave_out_a_thousandth_at_each_end() -> None:
@@ -188,8 +187,7 @@ def test_the_gradient_of_a_kernels_step_is_scaled_by_all_its_weights() -> None:
     kernel, ones = np.float32([[-9, 0.4], [1.3, 2.7]]), np.ones((2, 2), np.float32)
     _, to_stretch = quantized.gradients(kernel, ones, quantized.variables["log_stretch"])
     by_hand = -3 + (0 - 0.4) + (1 - 1.3) + (3 - 2.7)
-    # The largest code is 3.
-    np.testing.assert_allclose(to_stretch, by_hand / np.sqrt(4 * 3), rtol=1e-5)
+    np.testing.assert_allclose(to_stretch, by_hand / np.sqrt(4 * 3), rtol=1e-5)  # Codes go to 3.
 
 
 def test_a_learned_step_stretches_the_range_and_keeps_0() -> None:

@@ -55,7 +55,6 @@ class Bench:
         return run, network
 
     def write(self, run: Run, network: Any) -> None:
-        """Write a finished training of a network."""
         observations = self.observations(run.env_id)
         write_training(self.workspace, run, networks.weights(network), observations)
 
@@ -218,8 +217,7 @@ def test_int4_computes_what_the_simulated_flatbuffer_does(
     kernels = [v.size for n, v in networks.weights(network).items() if n.endswith("kernel:0")]
     edge = 0 if options.get("edge_bits") == 4 else kernels[-1]
     assert (types["int4"], types.get("int8", 0)) == (sum(kernels) - edge, edge)
-    # An eighth of the kernels' bytes, or a quarter, is left.
-    saved = 3.5 * types["int4"] + 3 * edge
+    saved = 3.5 * types["int4"] + 3 * edge  # An eighth of a kernel's bytes, or a quarter, is left.
     size = bench.workspace.artifact(run.run_id, simulated).stat().st_size - path.stat().st_size
     assert size > 0.9 * saved - 2000
     sidecar = Sidecar.load(sidecar_path(path))

@@ -147,9 +147,8 @@ def test_a_saved_training_goes_on_where_it_was(kind: str, tmp_path: Path, capsys
     if run.algo == "ddpg":  # It acts by its network, also while a new replay warms up.
         observations = training.collector.observations
         heads = networks.inference.Snapshot(training.agent.network)(observations)
-        np.testing.assert_array_equal(
-            training.agent.act(observations, 0.5), training._spec.greedy(heads)
-        )
+        actions = training.agent.act(observations, 0.5)
+        np.testing.assert_array_equal(actions, training._spec.greedy(heads))
     # As the command that was printed has it, to the end.
     assert verbs.main([*command, "--root", str(elsewhere.root)]) == 0
     record = TrainingRecord.load(elsewhere.run_dir(expected.run_id) / "training.json")
@@ -174,11 +173,9 @@ def test_what_a_training_is_held_to_is_saved_with_it(tmp_path: Path, capsys: Cap
     train(Workspace(tmp_path), first, silent)
     run = pipeline.with_origin(Workspace(tmp_path), first.run_id, run, preset)
     arrays, state = saved(run, tmp_path, tmp_path / "saved.npz")
-    # Elsewhere, where that network is not.
-    file = str(tmp_path / "saved.npz")
-    continued = pipeline.with_origin(
-        Workspace(tmp_path / "elsewhere"), file, replace(run, origin=None), preset
-    )
+    # Where that network is not.
+    file, elsewhere = str(tmp_path / "saved.npz"), Workspace(tmp_path / "elsewhere")
+    continued = pipeline.with_origin(elsewhere, file, replace(run, origin=None), preset)
     training = begun(tmp_path / "elsewhere/runs/begun", continued)
     training.resume()
     assert training.step == state["step"]

@@ -205,14 +205,12 @@ def test_the_commands_of_a_study_do_it_plain_ones_first(
     finished: Finished, tmp_path: Path, capsys: Capsys
 ) -> None:
     path, root, _ = finished
-    words = ["study", "plan", str(path), "--commands", "--root"]
-    new_root = root / "new"
+    words, new_root = ["study", "plan", str(path), "--commands", "--root"], root / "new"
     commands = printed(capsys, *words, str(new_root)).splitlines()
     assert ["--bits" in line for line in commands] == [False, False, False, True, True, True]
     assert commands[0].startswith("quarl run --algo ppo --env CartPole-v1 --seed 0 -p ")
-    assert commands[0].endswith(
-        f"--schemes fp32,int8 --no-report --root {new_root.resolve()} --episodes 2"
-    )
+    end = f"--schemes fp32,int8 --no-report --root {new_root.resolve()} --episodes 2"
+    assert commands[0].endswith(end)
     assert all(verbs.main([*shlex.split(line)[1:], "--dry-run"]) == 0 for line in commands[:3])
     capsys.readouterr()
     # The run that diverged, and the one that waits for it.
@@ -373,8 +371,7 @@ def test_the_report_names_what_is_missing(finished: Finished, capsys: Capsys) ->
     printed(capsys, "study", "report", str(path), "--root", str(root))
     folder = Workspace(root).report_dir("tiny")
     results = json.loads((folder / "results.json").read_text())
-    # All of the cell that diverged.
-    assert (len(results["runs"]), len(results["missing"])) == (9, 3)
+    assert (len(results["runs"]), len(results["missing"])) == (9, 3)  # Of the cell that diverged.
     text = (folder / "report.md").read_text()
     assert all(f"{row['scheme']} of {row['run_id']} " in text for row in results["missing"])
     assert f"quarl study run {path} --root {root}" in text

@@ -184,8 +184,7 @@ def test_full_disk_is_one_line_and_training_goes_on_later(
     (folder / "network.npz").write_bytes(b"PK\x03\x04")
 
     def fills_up(handle: int) -> None:
-        # The disk is full after the first checkpoint.
-        if any((folder / "checkpoints").glob("*.npz")):
+        if any((folder / "checkpoints").glob("*.npz")):  # Full after the first checkpoint.
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         fsync(handle)
 
@@ -275,8 +274,7 @@ def test_a_training_from_another_starts_there_and_is_compared_with_it(copy: Work
     run = starting_from(copy, TINY.run_id, replace(TINY, quantization=quantization), preset)
     require_start(copy, run, networks.load_weights(copy.run_dir(TINY.run_id) / "network.npz"))
     train(copy, run, silent)
-    # Its reference is the network that it started from.
-    export(TINY.run_id, ["fp32"], root=copy.root)
+    export(TINY.run_id, ["fp32"], root=copy.root)  # Its reference is what it started from.
     (artifact,) = export(run.run_id, ["qat_w4a4"], root=copy.root)
     fp32 = Sidecar.load(copy.artifact(TINY.run_id, "fp32").with_suffix(".json"))
     assert evaluate(artifact, 2).reference_sha256 == fp32.sha256
@@ -285,11 +283,10 @@ def test_a_training_from_another_starts_there_and_is_compared_with_it(copy: Work
 
 
 def test_a_flatbuffer_stands_in_for_a_run_to_start_from(copy: Workspace) -> None:
-    preset = presets.load("dqn", TINY.env_id, TINY.overrides)
     weights = networks.load_weights(copy.run_dir(TINY.run_id) / "network.npz")
     fp32, _ = export(TINY.run_id, ["fp32", "fp16"], root=copy.root)
     shutil.rmtree(copy.root / "runs")
-    arguments = copy, TINY.run_id, TINY, preset
+    arguments = copy, TINY.run_id, TINY, presets.load("dqn", TINY.env_id, TINY.overrides)
     run, sidecar = starting_from(*arguments), Sidecar.load(fp32.with_suffix(".json"))
     require_start(copy, run, weights)
     assert run.origin.network_sha256 == sidecar.sha256

@@ -27,7 +27,6 @@ LOGITS = "--env CartPole-v1 --head logits"
 MINE = (*LOGITS.split(), "--name", "mine")
 FOLDER = Path("tflite_models/CartPole-v1/adopted/s0-mine")
 RUN = "adopted-CartPole-v1-s0-mine"
-
 pytestmark = pytest.mark.usefixtures("kept_pool")
 
 

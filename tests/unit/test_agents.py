@@ -387,8 +387,7 @@ def test_rmsprop_is_that_of_a2c_by_hand(epsilon: float) -> None:
 @pytest.mark.parametrize("make", [partial(tf_agents.adam, 0.5), tf_agents.rmsprop])
 def test_step_size_falls_linearly_to_0_and_stays_there(make: Any) -> None:
     def moved(decay: bool) -> np.ndarray:
-        # Five gradient steps in all.
-        size = {"learning_rate": 0.5, "steps": 5 * PRESET.minibatch_size}
+        size = {"learning_rate": 0.5, "steps": 5 * PRESET.minibatch_size}  # Five gradient steps.
         preset = replace(PRESET, learning_rate_decay=decay, **size)
         places = steps(partial(make, preset), np.full((7, 4), 3))
         return np.diff(places, axis=0, prepend=START[None].astype(np.float32))

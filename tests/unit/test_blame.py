@@ -86,9 +86,7 @@ def test_the_recipe_that_earns_most_is_recorded(copy_artifact: Copy, monkeypatch
     assert after.check["selection_returns"] != returns
 
 
-def test_the_layer_of_the_largest_error_but_the_head_may_stay_in_float(
-    copy_artifact: Copy, monkeypatch: Patch
-) -> None:
+def test_the_worst_layer_may_stay_in_float(copy_artifact: Copy, monkeypatch: Patch) -> None:
     rising = iter(range(6))
     monkeypatch.setattr(calibration, "selection_returns", lambda *_: [next(rising)])
     layer_errors = {"hidden_0": 1.0, "hidden_1": 2.0, "head": 9.0}

@@ -248,7 +248,6 @@ void loop();
 int main() { setup(); for (waiting = getchar(); waiting != EOF;) loop(); }
 """
 
-
 LANDER = MODELS / "LunarLander-v3/ppo/s0/int8.tflite"
 
 
@@ -264,8 +263,7 @@ def test_c_takes_its_constants_code_buffers_and_ends() -> None:
     micro, c = boards.fits(LANDER, "nano33ble")
     assert c == boards.Fit("C", Memory(flash, ram), Memory(1 << 20, 208 << 10), [])
     assert micro.route == "TensorFlow Lite Micro (estimated)"
-    # The runtime is measured by mcufit.
-    assert micro.taken.flash == LANDER.stat().st_size + 114_579
+    assert micro.taken.flash == LANDER.stat().st_size + 114_579  # The runtime, by mcufit.
     assert (micro.holds, c.holds) == (True, True)
     esp8266 = boards.fits(LANDER, "esp8266")  # There the constants are in RAM, too.
     needs = [micro.taken.ram + LANDER.stat().st_size, ram + constants]

@@ -56,8 +56,7 @@ def test_every_kind_follows_the_rules(env_id: str, length: int) -> None:
     resets = 0
     for before, after in pairwise(stream):
         assert before.following is after.observations
-        # They are not overwritten.
-        assert not np.array_equal(before.observations, after.observations)
+        assert not np.array_equal(before.observations, after.observations)  # Not overwritten.
     for tick in stream:
         assert tick.following.shape == (2, *spec.observation_shape)
         assert tick.following.dtype == spec.observation_dtype

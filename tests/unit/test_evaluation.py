@@ -145,8 +145,7 @@ def test_saved_evaluations_are_reused(stochastic: Describe) -> None:
     greedy = evaluate_and_save(path, 12)
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
     sampled = evaluate_and_save(path, 8, chance=SAMPLED)
-    # The random baseline is shared.
-    after = {file.name: file.read_bytes() for file in folder.iterdir()}
+    after = {file.name: file.read_bytes() for file in folder.iterdir()}  # The baseline is shared.
     assert after == before | {"fp32.sampled.eval.json": after["fp32.sampled.eval.json"]}
     # A longer evaluation is kept, a shorter one replaced.
     assert evaluate_and_save(path, 8) == greedy.first(8)
@@ -156,10 +155,8 @@ def test_saved_evaluations_are_reused(stochastic: Describe) -> None:
     longer = evaluate_and_save(path, 14)
     assert (longer.seeds, longer.returns[:12]) == (seeds, greedy.returns)
     random = Evaluation.load(folder / "random.eval.json")
-    assert random.seeds == seeds
-    later = baseline(folder / "random.tflite", RUN, seeds[2:])
-    assert later is not None
-    assert later.returns == random.returns[2:]
+    later: Any = baseline(folder / "random.tflite", RUN, seeds[2:])
+    assert (random.seeds, later.returns) == (seeds, random.returns[2:])
     protocols = [{"protocol": Protocol(0, "greedy")}, {"protocol": Protocol(1, "sampled")}]
     for changes in ({"artifact_sha256": "0" * 64}, *protocols):
         replace(longer, **changes).save(saved)

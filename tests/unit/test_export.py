@@ -27,8 +27,7 @@ from quarl_tf.spec import Run, Scheme
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import Workspace, sidecar_path
 
-ALL = ["fp32", "fp16", "dynamic_int8", "int8", "ptq_w4", "ptq_paper_w4"]
-ALL += ["ptq_w2-head=8-hidden_0=4"]
+ALL = ["fp32", "fp16", "dynamic_int8", "int8", "ptq_w4", "ptq_paper_w4", "ptq_w2-head=8-hidden_0=4"]
 
 
 def make(workspace: Workspace, run: Run, *schemes: str) -> list[Path]:
@@ -60,7 +59,6 @@ class Bench:
         self.network = cache(self._make)
 
     def export(self, kind: str, scheme: str) -> Path:
-        """Return a flatbuffer."""
         self.network(kind)
         return make(self._workspace, KINDS[kind], scheme)[0]
 

@@ -160,7 +160,6 @@ def test_imports_point_down() -> None:
 
 
 def printed_by(code: str) -> str:
-    """Return what code prints in a new process."""
     return python("-c", code, cwd=PACKAGE.parent).stdout
 
 

@@ -42,8 +42,7 @@ tensors = hnp.arrays(np.float32, hnp.array_shapes(max_dims=3, max_side=5), eleme
         # Rounded, both ends move inwards: by half a step each, then by 3/4 and 1/4 of a step.
         ("paper", [-1.5, 0, 1, 2.5], [-1, 0, 1, 2]),
         ("paper", [-1.75, -0.75, 0, 2.25], [-1, -1, 0, 2]),
-        # Nothing on one side of 0: the range still ends there.
-        ("floor", [-4, -1.5, 0], [-4, -2, 0]),
+        ("floor", [-4, -1.5, 0], [-4, -2, 0]),  # Nothing beyond 0: the range still ends there.
         ("paper", [-4, -1.5, 0], [-3, -1, 0]),
         ("floor", [1, 2.5, 4], [1, 2, 4]),
         ("paper", [1, 2.5, 4], [1, 3, 3]),

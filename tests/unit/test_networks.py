@@ -162,8 +162,7 @@ IMAGES = EnvSpec((20, 20, 2), "uint8", 3)
 def test_bfloat16_networks_have_a_twin_in_float32(spec: EnvSpec, design: Design) -> None:
     half = build_policy(spec, replace(design, precision="bfloat16"), seed=0)
     twin = build_policy(spec, design, seed=0)
-    # Same names, and the same initial weights, all of them float32.
-    initial = networks.weights(half)
+    initial = networks.weights(half)  # Same names, and the same initial weights, all in float32.
     assert list(initial) == list(networks.weights(twin))
     np.testing.assert_equal(initial, networks.weights(twin))
     assert {value.dtype for value in initial.values()} == {np.dtype(np.float32)}
@@ -200,8 +199,7 @@ def statistics(*batches: np.ndarray) -> RunningStatistics:
     return collected
 
 
-# Exact also far from zero.
-@pytest.mark.parametrize(("offset", "tolerance"), [(0, 1e-9), (1e6, 1e-6)])
+@pytest.mark.parametrize(("offset", "tolerance"), [(0, 1e-9), (1e6, 1e-6)])  # Also far from zero.
 @given(sizes=st.lists(st.integers(1, 60), min_size=1, max_size=8), seed=st.integers(0, 2**16))
 def test_statistics_are_of_all_observations_however_they_came(
     sizes: list[int], seed: int, offset: float, tolerance: float

@@ -272,8 +272,7 @@ def test_a_gif_is_a_loop_of_the_right_length(tmp_path: Path, monkeypatch: Patch)
     with Image.open(target) as film:
         assert film.info["loop"] == 0
         milliseconds = sum(frame.info["duration"] for frame in ImageSequence.Iterator(film))
-    # 16 of 31 images at 25 a second, and two seconds of the last.
-    assert milliseconds == 16 * 40 + 2000
+    assert milliseconds == 16 * 40 + 2000  # 16 of 31 images at 25 a second, then two seconds.
     # It is made smaller, or fails.
     monkeypatch.setattr(video, "GIF_LIMIT", large)
     video.record(scene, target)

@@ -153,8 +153,7 @@ def test_bits_descend_and_schemes_of_the_same_width_stand_apart() -> None:
         dashed = [line for line in panel.lines if line.get_linestyle() == "--"]
         assert [line.get_ydata()[0] for line in dashed] == [22.0]
     assert len(of_three.lines) == len(axes.lines) + 2 * 3
-    # More than 8 bits have the colour of 8.
-    assert scheme_colour("ptq_w32") == scheme_colour("ptq_w8")
+    assert scheme_colour("ptq_w32") == scheme_colour("ptq_w8")  # More bits look like 8.
 
 
 def test_what_lacks_a_training_has_no_mean_and_a_panel_without_any_no_scale() -> None:
@@ -207,8 +206,7 @@ def test_grid_lines_are_the_values_that_quantised_weights_take() -> None:
         assert len(lines) == 2**form.bits
         values = list(weights.values())[i // 2]
         assert set(fake_quantize(values, form).ravel().tolist()) <= lines
-    # Convolutions have the grid of their widest channel.
-    kernel = np.zeros((2, 3, 3, 1), np.float32)
+    kernel = np.zeros((2, 3, 3, 1), np.float32)  # Its grid is that of the widest channel.
     kernel[0, 0, 0, 0], kernel[1, 0, 0, 0], kernel[1, 0, 1, 0] = 0.1, -2.0, 2.0
     axes = weight_histograms({"conv": kernel}).axes
     assert [float(line.get_xdata()[0]) for line in axes[1].lines] == [-2.0, -1.0, 0.0, 1.0]

@@ -13,17 +13,7 @@ from samples import SIDECAR, Artifacts, Copy, Describe, Patch, refused, snapshot
 
 from quarl_tf.cli import main
 from quarl_tf.environments import EnvSpec
-from quarl_tf.export import (
-    activations,
-    auto,
-    c_source,
-    converter,
-    int4,
-    integer,
-    preparation,
-    ptq,
-    rounding,
-)
+from quarl_tf.export import activations, auto, c_source, int4, integer, preparation, ptq, rounding
 from quarl_tf.export.converter import converted, of_function
 from quarl_tf.export.graph import Graph, in_float32
 from quarl_tf.export.ptq import quantize, quantized
@@ -53,23 +43,21 @@ def test_only_kernels_are_put_on_grids(artifacts: Artifacts, name: str, layers: 
     before, after = flatbuffer.weights(content), flatbuffer.weights(changed)
     kernels = map(fake_quantize, before.values(), forms)
     np.testing.assert_equal(after, dict(zip(before, kernels, strict=True)))
-    size = sum(kernel.nbytes for kernel in before.values())
     differing = np.frombuffer(content, np.uint8) != np.frombuffer(changed, np.uint8)
-    assert 0 < differing.sum() <= size
+    assert 0 < differing.sum() <= sum(kernel.nbytes for kernel in before.values())
     assert flatbuffer.audit(content) == flatbuffer.audit(changed)
 
 
 def test_convolutions_have_a_grid_for_each_output_channel() -> None:
     random, layers = np.random.default_rng(0), keras.layers
-    network = keras.Sequential(
-        [keras.Input((6, 6, 3)), layers.Conv2D(4, 3), layers.DepthwiseConv2D(3), layers.Flatten()]
-    )
+    parts = [layers.Conv2D(4, 3), layers.DepthwiseConv2D(3), layers.Flatten()]
+    network = keras.Sequential([keras.Input((6, 6, 3)), *parts])
     for variable in network.trainable_variables:
         sizes = 10.0 ** random.integers(-2, 3, variable.shape[-1])  # Far apart.
         variable.assign(random.normal(0, 1, variable.shape) * sizes)
     depthwise = network.layers[1].depthwise_kernel
     depthwise.assign(depthwise * np.array([1e-2, 1, 10, 100])[:, None])
-    content = converter.converted(converter.of_function(network, (6, 6, 3), "float32"))
+    content = converted(of_function(network, (6, 6, 3), "float32"))
     weights = flatbuffer.weights(quantized(content, Scheme.parse("ptq_w4"))).values()
     kernels = [kernel for kernel in weights if kernel.ndim > 1]
     assert [kernel.shape for kernel in kernels] == [(4, 3, 3, 3), (1, 3, 3, 4)]
@@ -129,20 +117,18 @@ def test_halves_are_widened(artifacts: Artifacts) -> None:
     assert in_float32(full) == full
 
 
-@pytest.mark.parametrize("scheme", ["int8", "ptq_w4"])
-def test_a_policy_of_halves_is_quantised(copy_artifact: Copy, scheme: str) -> None:
-    path = copy_artifact("fp16")
-    of_half = quantize(path, Scheme.parse(scheme))
+@pytest.mark.parametrize("name", ["int8", "ptq_w4"])
+def test_a_policy_of_halves_is_quantised(copy_artifact: Copy, name: str) -> None:
+    path, scheme = copy_artifact("fp16"), Scheme.parse(name)
+    of_half = quantize(path, scheme)
     assert Policy.load(of_half).sidecar.check["source"] == "fp16"
     assert "can become" in refused(quantize, path, Scheme.parse("fp16"), code=2)
     full = copy_artifact("fp32")
-    assert f"not {scheme} made from the same" in refused(
-        quantize, full, Scheme.parse(scheme), code=2
-    )
+    assert f"not {name} made from the same" in refused(quantize, full, scheme, code=2)
     audit = flatbuffer.audit(of_half)
     sidecar_path(of_half).unlink()
     of_half.unlink()
-    assert flatbuffer.audit(quantize(full, Scheme.parse(scheme))) == audit
+    assert flatbuffer.audit(quantize(full, scheme)) == audit
 
 
 def test_other_schemes_and_files_are_refused(artifacts: Artifacts) -> None:
@@ -191,9 +177,8 @@ def heads(content: bytes, observations: np.ndarray = OBSERVATIONS) -> np.ndarray
 
 def test_codes_and_scales_of_a_kernel() -> None:
     kernel = np.array([[1.27, -0.64], [0.0, 3.81]], np.float32)
-    form = TensorFormat(bits=8, symmetric=True)
     for axis, steps, codes in ((0, [0.01, 0.03], [127, -64]), (None, [0.03], [42, -21])):
-        grid = own_grid(kernel, form, axis)
+        grid = own_grid(kernel, TensorFormat(bits=8, symmetric=True), axis)
         np.testing.assert_allclose(grid.step.ravel(), steps, rtol=1e-6)
         np.testing.assert_array_equal(integer.coded(kernel, grid.step), [codes, [0, 127]])
 
@@ -365,12 +350,8 @@ def test_networks_that_a_step_is_not_for_stay_as_they_are(content: bytes) -> Non
     assert preparation.widened(scaled, FEATURES * SCALE[::-1] / 100) == scaled
     # A head that is always 0, and a layer of as many outputs as the head.
     inputs = np.random.default_rng(0).integers(0, 256, (20, 6), np.uint8)
-    for width, weights in ((16, np.zeros((16, 3), np.float32)), (3, drawn(3, 3))):
-
-        def narrow(x: Any, width: int = width, weights: np.ndarray = weights) -> Any:
-            return tf.nn.relu(hidden(tf.cast(x, tf.float32) / 255, width=width)) @ weights
-
-        file = converted(of_function(narrow, (6,), "uint8"))
+    for last in (np.zeros((16, 3), np.float32), drawn(3, 3)):
+        file = converted(of_function(lambda x, kernel=last: of_bytes(x, kernel), (6,), "uint8"))
         assert preparation.spread(file, inputs) == file
 
 
@@ -382,15 +363,14 @@ def test_samples_come_to_all_places_of_an_observation() -> None:
         assert most / 2 <= len(chosen) <= 2 * most or step == 1
 
 
-@pytest.mark.parametrize(
-    ("strides", "padding", "dilations"), [((2, 1), "SAME", 1), (1, "VALID", (1, 2))]
-)
-def test_a_kernel_times_its_inputs_is_its_convolution(
-    strides: Any, padding: str, dilations: Any
-) -> None:
+#: Strides and padding; layout and dilations.
+CONVOLUTIONS = [((2, 1), "SAME"), (1, "VALID", "NHWC", (1, 2))]
+
+
+@pytest.mark.parametrize("options", CONVOLUTIONS)
+def test_a_kernel_times_its_inputs_is_its_convolution(options: Any) -> None:
     def convolved(image: Any) -> Any:
-        outputs = tf.nn.conv2d(image, drawn(4, 3, 2, 5), strides, padding, dilations=dilations)
-        return tf.reshape(outputs, (1, -1))
+        return tf.reshape(tf.nn.conv2d(image, drawn(4, 3, 2, 5), *options), (1, -1))
 
     images = np.random.default_rng(0).normal(size=(9, 7, 6, 2)).astype(np.float32)
     graph = Graph(converted(of_function(convolved, (7, 6, 2), "float32")))
@@ -510,6 +490,10 @@ def hidden(x: Any, seed: int = 1, width: int = 6) -> Any:
 
 def head(x: Any) -> Any:
     return tf.nn.relu(x @ drawn(x.shape[-1], 16, seed=3) + 0.1) @ drawn(16, 3, seed=4)
+
+
+def of_bytes(x: Any, kernel: np.ndarray) -> Any:
+    return tf.nn.relu(hidden(tf.cast(x, tf.float32) / 255, width=len(kernel))) @ kernel
 
 
 def by_rows(x: Any) -> Any:

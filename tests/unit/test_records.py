@@ -171,7 +171,6 @@ STATE = {
 
 
 def save(folder: Path, step: int) -> None:
-    """Save a checkpoint that contains its step."""
     checkpoint.save(folder, step, {**ARRAYS, "step": np.array(step)}, {**STATE, "step": step})
 
 

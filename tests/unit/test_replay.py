@@ -83,8 +83,7 @@ def stream(spec: EnvSpec, num_envs: int, random: np.random.Generator) -> Iterato
     """Yield ticks of random episodes in NEXT_STEP order, some terminated, some truncated."""
     observations = np.zeros((num_envs, *spec.observation_shape), spec.observation_dtype)
     starts = np.ones(num_envs, np.bool_)
-    while True:
-        # Show a new number, or add a new frame, often black, to each stack.
+    while True:  # Show a new number, or add a new frame, often black, to each stack.
         observations[..., :-1] = observations[..., 1:]
         observations[..., -1] = random.integers(1, 256, size=observations.shape[:-1])
         if spec is STACKS:
@@ -134,8 +133,7 @@ def test_what_is_sampled_is_what_happened(
         lost = reach if len(witness.ticks) > rows else 0
         expected = witness.begun(rows - lost)
         assert len(original) == min(rows, len(witness.ticks)) * num_envs
-        if expected:
-            # Each of at most 75 is missed once in 10**13 draws of this size.
+        if expected:  # Each of at most 75 is missed once in 10**13 draws of this size.
             assert witness.check(30 * len(expected), seed) == expected
 
 

@@ -37,7 +37,6 @@ DASH, MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
 COMMAND = "quarl run '<script>alert(1)</script>'"
 SCHEMES = ("fp32", "fp16", "int8", "ptq_w8", "ptq_w4", "ptq_w2")
 EPISODES = 30
-
 SEEDS = [replace(RUN, seed=seed) for seed in range(3)]
 SLOW = {"learning_rate": 0.01}
 LANDER = replace(RUN, env_id="LunarLander-v3")
@@ -222,8 +221,7 @@ def test_results_are_those_of_the_statistics_and_costs_those_of_native_files(sin
     costs = ("size_bytes", "latency_median_us", "compression", "speedup")
     ratios = SIZES["fp32"] / SIZES["int8"], 9.1 / 5.6
     assert [int8[name] for name in costs] == [SIZES["int8"], 5.6, *ratios]
-    # Costs of simulated schemes are shown nowhere.
-    assert [row[name] for name in costs] == [None] * 4
+    assert [row[name] for name in costs] == [None] * 4  # None for simulated schemes.
     for name in ("index.html", "report.md", "results.csv", "results.json"):
         text = re.sub(r"base64,[^\"]*", "", (single / name).read_text())
         assert not re.search(r"271[.,]?8|9\.20 / 11\.0|9\.2,11\.", text), name
@@ -286,8 +284,7 @@ def test_rows_tell_what_decides_them_and_how_many_trainings_lose(workspace: Work
     assert all("2 of 2 trainings lose; about" in text for text in pages)
     row, pages = told(6, [489.0, 490.0], [500.0])
     assert (row["verdict"], row["losing"]) == ("within margin", 1)
-    # Clopper's and Pearson's of one in six.
-    assert row["unseen_percent"] == pytest.approx(58.18, abs=0.01)
+    assert row["unseen_percent"] == pytest.approx(58.18, abs=0.01)  # Clopper's and Pearson's.
     sentence = "1 of 6 trainings loses; a collapse in up to 58 % of trainings not excluded"
     assert all(sentence in text for text in pages)
 

@@ -118,12 +118,9 @@ def test_actions_become_the_environment_s_in_single_and_vector(
 @pytest.mark.parametrize(
     ("observation", "action"),
     [
-        (spaces.Text(3), TWO),
-        (spaces.Dict(), TWO),
+        *((space, TWO) for space in (spaces.Text(3), spaces.Dict(), spaces.Box(-1, 1, (0,)))),
         (spaces.Dict(x=THREE, y=spaces.Sequence(THREE)), TWO),
-        (spaces.Box(-1, 1, (0,)), TWO),
-        (THREE, spaces.Dict(x=TWO)),
-        (THREE, spaces.MultiDiscrete([])),
+        *((THREE, space) for space in (spaces.Dict(x=TWO), spaces.MultiDiscrete([]))),
         (THREE, spaces.Box(0, np.inf, (2,))),
         (THREE, spaces.Box(-1, 1, (0,))),
         (THREE, spaces.Box(0, 3, (2,), np.int64)),

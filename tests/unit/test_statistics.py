@@ -9,14 +9,9 @@ import pytest
 from samples import EVALUATION
 from scipy import stats
 
+from quarl_tf.evaluation import aggregate as aggregating
 from quarl_tf.evaluation import compare
-from quarl_tf.evaluation.aggregate import (
-    Paired,
-    _mean_over_cells,
-    _resampled_means,
-    aggregate,
-    holm,
-)
+from quarl_tf.evaluation.aggregate import Paired, aggregate, holm
 from quarl_tf.evaluation.compare import Interval, effective_n, mean_interval, student_interval
 from quarl_tf.store.records import Evaluation, Protocol
 
@@ -115,8 +110,7 @@ def test_compare_by_hand() -> None:
 
 def test_a_policy_is_as_random_unless_its_interval_says_otherwise() -> None:
     random = evaluation("random", [0.0, 100.0] * 15)
-    # The mean of 55 has an interval from 35.
-    for low, as_random in ((0.0, True), (90.0, False)):
+    for low, as_random in ((0.0, True), (90.0, False)):  # The mean of 55 has an interval from 35.
         played = evaluation("fp32", [low, 110.0] * 15)
         assert compare.is_as_random(played, random) == as_random
 
@@ -230,8 +224,7 @@ def test_trainings_that_all_agree_have_a_bound_and_no_interval() -> None:
     # With one that varies, the interval is what its episodes allow.
     varies = replace(same, difference=Interval(0.0, -6.0, 3.0))
     assert compare.pool([same, same, varies]).difference == Interval(0.0, -2.0, 1.0)
-    # Too few games are no evidence.
-    unknown = replace(same, difference=replace(same.difference, alike=0))
+    unknown = replace(same, difference=replace(same.difference, alike=0))  # Too few games.
     assert compare.pool([same, unknown]).verdict == "inconclusive"
 
 
@@ -365,7 +358,7 @@ def test_aggregates_by_hand() -> None:
 def test_each_draw_of_a_training_has_new_episodes() -> None:
     """Means of two trainings of the same two equally likely values vary as those of a pool."""
     run = np.array([0.0, 1.0] * 50), 100.0
-    means = _resampled_means([run, run], np.random.default_rng(0)).mean(axis=1)
+    means = aggregating._resampled_means([run, run], np.random.default_rng(0)).mean(axis=1)
     assert means.std() == pytest.approx(np.sqrt(0.25 / 200), rel=0.05)
 
 
@@ -383,7 +376,7 @@ def test_intervals_over_cells_hold_the_true_mean() -> None:
     rng, covering, spreads = np.random.default_rng(0), 0, (0.1, 0.1, 0.3, 0.5, 1, 2, 5, 20)
     for _ in range(1000):
         cells = [[(rng.normal(rng.normal(1, s), 2, 50), 50) for _ in range(2)] for s in spreads]
-        interval = _mean_over_cells(cells)
+        interval = aggregating._mean_over_cells(cells)
         covering += interval.low <= 1 <= interval.high
     assert 930 <= covering <= 980
 
@@ -391,8 +384,7 @@ def test_intervals_over_cells_hold_the_true_mean() -> None:
 def test_losses_are_corrected_for_the_number_of_cells() -> None:
     assert holm({"a": 0.04, "b": 0.001, "c": 0.02}, 0.05) == ["b", "c", "a"]
     assert holm({"a": 0.04, "b": 0.001, "c": 0.03}, 0.05) == ["b"]
-    # A repeated game is one observation.
-    repeated = Paired(np.full(50, 18.0), np.full(50, 20.0), 0.0, 1.0)
+    repeated = Paired(np.full(50, 18.0), np.full(50, 20.0), 0.0, 1.0)  # It is one observation.
     assert aggregate("x", {"a": [repeated], "b": [cell(0.0)]}).losses == []
     certain = cell(np.linspace(-11, -9, 50))
     assert aggregate("x", {"a": [certain], "b": [cell(0.0)]}).losses == ["a"]
