@@ -82,12 +82,10 @@ class Network:
         return converted(converter)
 
 
-def write_flatbuffer(
-    path: Path, content: bytes, sidecar: Sidecar = SIDECAR, **changes: Any
-) -> Path:
+def write_flatbuffer(path: Path, content: bytes, record: Sidecar = SIDECAR, **changes: Any) -> Path:
     """Write a flatbuffer and a sidecar (for CartPole), which is right except for the changes."""
     write_bytes(path, content)
-    replace(sidecar, **(described(content) | changes)).save(sidecar_path(path))
+    replace(record, **(described(content) | changes)).save(sidecar_path(path))
     return path
 
 

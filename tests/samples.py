@@ -224,8 +224,7 @@ DRAWN = {
         "MountainCarContinuous-v0",
     ),
     "Bytes-v0": (gym.spaces.Box(0, 255, (6,), np.uint8), gym.spaces.Discrete(3), "CartPole-v1"),
-    # As a game's, but smaller, and with no byte at an end of its range, as in many games.
-    "Frames-v0": (
+    "Frames-v0": (  # As a game's, but smaller; no byte at an end of its range, as in many games.
         gym.spaces.Box(40, 200, (28, 28, 4), np.uint8),
         gym.spaces.Discrete(4),
         "BreakoutNoFrameskip-v4",
@@ -233,7 +232,6 @@ DRAWN = {
 }
 for _name, (*_spaces, _) in DRAWN.items():
     gym.register(_name, partial(Drawn, *_spaces))
-# Its rewards are no numbers.
 _spaces = [gym.spaces.Box(-1, 1, (4,)), gym.spaces.Discrete(2)]
 gym.register("BrokenReward-v0", partial(Drawn, *_spaces, reward=np.nan))
 

@@ -76,8 +76,7 @@ def curve(run: Run, before: int) -> list[tuple[str, ...]]:
     """Return the learning curve before a step."""
     with (WORKSPACE.artifact_dir(run.run_id) / "progress.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if int(row["step"]) < before]
-    # Old curves lack the number of episodes.
-    columns = ("step", "episode_return", "greedy_return", "loss")
+    columns = ("step", "episode_return", "greedy_return", "loss")  # Old curves lack `episodes`.
     return [tuple(row[column] for column in columns) for row in rows]
 
 

@@ -81,8 +81,7 @@ def test_a_run_with_bits_is_compared_with_the_plain_one_on_the_same_episodes(
     assert evaluation.seeds == baseline.seeds[:5]
     assert evaluation.reference_sha256 == sha256(reference)
     assert "qat_w4a4" in (finished.report_dir(aware) / "report.md").read_text()
-    # From within its folder, too.
-    (folder / "inner").mkdir()
+    (folder / "inner").mkdir()  # From within its folder, too.
     before = snapshot(folder)
     for inside, place in ((folder, "."), (folder / "inner", "..")):
         monkeypatch.chdir(inside)
@@ -274,9 +273,7 @@ def test_a_damaged_curve_and_what_a_killed_end_has_left_are_put_right(finished: 
     assert not checkpoints.exists()
 
 
-def test_inspect_tells_contents_and_mismatch(
-    finished: Workspace, tmp_path: Path, capsys: Capsys
-) -> None:
+def test_inspect_tells_parts_and_flaws(finished: Workspace, tmp_path: Path, capsys: Capsys) -> None:
     loose = Path(shutil.copytree(finished.artifact_dir(RUN_ID), tmp_path / "loose"))
     artifact = loose / "int8.tflite"
     for text in ("FULLY_CONNECTED int8", Sidecar.load(sidecar_path(artifact)).sha256, "not match"):
@@ -299,8 +296,7 @@ def test_list_shows_presets_and_runs(
         output = printed(capsys, "list", "--root", str(folder))
         assert re.search(rf"{RUN_ID}\W+{answer}\W+2\W+2\W", output)
         assert "qat_int8, qat_int4, and qat_wNaN for N = 2" in " ".join(output.split())
-    # A damaged evaluation hides no policy.
-    models = tmp_path / "tflite_models"
+    models = tmp_path / "tflite_models"  # A damaged evaluation hides no policy.
     next(models.glob("*/*/*/fp32.eval.json")).write_text("{")
     monkeypatch.chdir(tmp_path)
     assert "CartPole-v1/dqn/fp32" in printed(capsys, "list")

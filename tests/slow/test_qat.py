@@ -461,8 +461,7 @@ def test_from_the_delay_on_the_network_acts_on_fixed_grids(name: str, tmp_path: 
     }
     np.testing.assert_array_equal(actions, expected[name]())
     assert qat.quantized_layers(network)
-    # Targets have the same grids, critics none, and the grids never move.
-    before = networks.weights(network)
+    before = networks.weights(network)  # Targets share grids that never move, critics have none.
     ends = [key for key in before if key.endswith(("_low:0", "_high:0"))]
     assert len(ends) >= 2 * 5
     grids = {key: before[key] for key in ends}

@@ -130,9 +130,8 @@ def test_a_saved_training_goes_on_where_it_was(kind: str, tmp_path: Path, capsys
     expected = Run(run.algo, run.env_id, 3, run.overrides, run.quantization, origin=origin)
     assert expected.run_id.startswith(f"{run.run_id}-from")
     assert expected.plain == (expected if run.quantization is None else run.plain)
-    # What it starts with.
     elsewhere = Workspace(tmp_path / "elsewhere")
-    training = begun(elsewhere.root / "begun", expected)
+    training = begun(elsewhere.root / "begun", expected)  # What it starts with.
     training.resume()
     assert training.step == state["step"] >= 256
     assert training.collector.episodes == state["episodes"]

@@ -61,8 +61,7 @@ def test_record_and_curve_say_what_was_trained(trained: Workspace) -> None:
     folder, curve = trained.run_dir(TINY.run_id), curves(trained, TINY)
     preset: Any = presets.load("dqn", TINY.env_id, TINY.overrides)
     record = TrainingRecord.load(folder / "training.json")
-    # Of this run, these settings and these files.
-    assert finished_training(trained, TINY, preset) == record
+    assert finished_training(trained, TINY, preset) == record  # Of these settings and files.
     assert Run.from_dict(record.run) == TINY
     assert any((folder / "tensorboard").iterdir())
     evaluated = curve.dropna(subset="greedy_return")
@@ -178,8 +177,7 @@ def test_full_disk_is_one_line_and_training_goes_on_later(
 ) -> None:
     workspace = Workspace(tmp_path)
     folder, fsync = workspace.run_dir(TINY.run_id), os.fsync
-    # A run folder half written, without a checkpoint to resume.
-    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "checkpoints").mkdir(parents=True)  # Half written, without a checkpoint.
     (folder / "progress.csv").write_text("step,episode_return\n64,1")
     (folder / "network.npz").write_bytes(b"PK\x03\x04")
 

@@ -93,8 +93,7 @@ def test_sidecars_give_missing_options(artifacts: Artifacts, file: Path, capsys:
     assert sidecar.action_std is None
     assert main(["adopt", str(file), *MINE, "--episodes", "1"]) == 0
     assert Sidecar.load(FOLDER / "fp32.json").head == "logits"
-    # Continuous actions keep their deviation.
-    shutil.copy(artifacts["steering"], file)
+    shutil.copy(artifacts["steering"], file)  # Continuous actions keep their deviation.
     describe(file, action_low=[-1], action_high=[1.0], action_std=[0.5])
     words = ("--env", "MountainCarContinuous-v0", "--head", "action", "--name", "car")
     assert main(["adopt", str(file), *words, "--episodes", "1"]) == 0

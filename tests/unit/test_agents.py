@@ -59,8 +59,7 @@ def test_an_agent_from_a_network_acts_as_it_and_keeps_its_statistics(algo: str, 
     agent._statistics.update(np.tile(np.float32(mean + 1), (100, 1)))
     assert agent._statistics.apply_to([origin])
     normalizer = [variable.numpy() for variable in origin.get_layer("normalizer").variables]
-    variance = deviation**2 / 2 + 0.25
-    expected = [mean + 0.5, np.full(len(mean), variance**-0.5)]
+    expected = [mean + 0.5, np.full(len(mean), (deviation**2 / 2 + 0.25) ** -0.5)]
     np.testing.assert_allclose(normalizer, expected, rtol=1e-5)
 
 
@@ -319,8 +318,7 @@ def test_loss_on_shared_layers_is_ppo_s_by_hand_and_its_gradient_is_taken(normal
     assert ratio.max() > 1.1
     gain = np.minimum(ratio * advantages, np.clip(ratio, 0.9, 1.1) * advantages)
     entropy = -(np.exp(log_probabilities) * log_probabilities).sum(axis=1)
-    error = (returns - values) ** 2
-    expected = -gain.mean() + 0.5 * error.mean() - 0.02 * entropy.mean()
+    expected = 0.5 * ((returns - values) ** 2).mean() - gain.mean() - 0.02 * entropy.mean()
     batch = (observations, actions, old_log_probabilities, returns, given)
     loss, gradients = stepped(agent, batch)
     np.testing.assert_allclose(loss, expected, rtol=1e-4)

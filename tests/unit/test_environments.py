@@ -65,8 +65,7 @@ def test_every_kind_follows_the_rules(env_id: str, length: int) -> None:
         np.testing.assert_array_equal(tick.rewards[~tick.starts], 0)
         assert not tick.done[~tick.starts].any()
     assert resets > 1
-    # The same environments after other episodes, and new ones.
-    play(envs, 2, length // 3, choices=1)
+    play(envs, 2, length // 3, choices=1)  # The same after other episodes, and new ones.
     assert_same(play(envs, 1, length), stream)
     assert_same(play(make_vector(env_id, 2, training=True), 1, length), stream)
 

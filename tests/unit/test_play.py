@@ -213,8 +213,7 @@ def test_the_last_shot_of_an_episode_is_kept_until_the_other_ends(shots: list[An
     assert right[-1].result == 40
     assert images[end].tobytes() != images[end - 1].tobytes()
     assert images[-1].tobytes() == images[40].tobytes()
-    # Of every fourth step, the last is drawn too.
-    shots.clear()
+    shots.clear()  # Of every fourth step, the last is drawn too.
     list(video.scene([balancing()], 0, 10).images(100, stride=4))
     assert [shot.result for (shot,) in shots] == [0, 4, 8, *[10] * 26]
 
@@ -273,8 +272,7 @@ def test_a_gif_is_a_loop_of_the_right_length(tmp_path: Path, monkeypatch: Patch)
         assert film.info["loop"] == 0
         milliseconds = sum(frame.info["duration"] for frame in ImageSequence.Iterator(film))
     assert milliseconds == 16 * 40 + 2000  # 16 of 31 images at 25 a second, then two seconds.
-    # It is made smaller, or fails.
-    monkeypatch.setattr(video, "GIF_LIMIT", large)
+    monkeypatch.setattr(video, "GIF_LIMIT", large)  # It is made smaller, or fails.
     video.record(scene, target)
     assert target.stat().st_size < large
     target.unlink()

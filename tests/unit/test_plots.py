@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -55,9 +55,7 @@ def groups(widths: int = 2, seeds: int = 3, suffix: str = "") -> dict[str, list[
     return fp32 | {f"{b} bits{suffix}": curves(seeds, 25_000) for b in bits}
 
 
-def cell(
-    points: Mapping[str, Point], distinction: str = "", env_id: str = RUN.env_id
-) -> CellResults:
+def cell(points: dict[str, Point], distinction: str = "", env_id: str = RUN.env_id) -> CellResults:
     """Build a cell from the interval of each scheme and the mean returns of its trainings."""
     columns = (Column("fp32", Scheme.parse("fp32"), (replace(RUN, env_id=env_id),)),)
     described = Cell(columns=columns, distinction=distinction)

@@ -66,8 +66,7 @@ def test_actions_are_drawn_with_the_softmax_of_the_logits(describe: Describe) ->
         actual = np.bincount(actions, minlength=3) / DRAWS
         # Four standard errors.
         assert (np.abs(actual - expected) < 4 * np.sqrt(expected * (1 - expected) / DRAWS)).all()
-    # Q-values are no distribution.
-    values = Policy.load(describe(content, num_actions=3))
+    values = Policy.load(describe(content, num_actions=3))  # Q-values are no distribution.
     assert "head='q_values'" in refused(values.sample, VECTORS[0], random)
 
 
@@ -145,8 +144,7 @@ def test_foreign_and_damaged_files_are_refused(artifacts: Artifacts, copy_artifa
     intact, sidecar = path.read_bytes(), sidecar_path(path)
     document, values = sidecar.read_text(), json.loads(sidecar.read_text())
     assert "threads=0" in refused(Policy.load, path, threads=0, code=2)
-    # A damaged file with a new sidecar.
-    record = Policy.load(path).sidecar
+    record = Policy.load(path).sidecar  # A damaged file with a new sidecar.
     assert "scheme='fp32'" in refused(Policy, intact[:1000], record)
     message = refused(Policy, intact, replace(record, observation_shape=[5]))
     assert "input shapes [[1, 4]], expected [[1, 5]]" in message

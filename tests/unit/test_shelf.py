@@ -106,19 +106,16 @@ def test_policies_of_the_package_are_copied_to_where_results_can_lie(tmp_path: P
     assert artifact.read_bytes() == (POLICIES / file).read_bytes()
     assert reference.exists()
     assert take(*where) == artifact
-    # What a killed copy has left is fixed.
-    artifact.with_suffix(".json").unlink()
+    artifact.with_suffix(".json").unlink()  # What a killed copy has left is fixed.
     EVALUATION.save(reference)
     assert take(*where) == artifact
     assert Sidecar.load(artifact.with_suffix(".json")).scheme == "int8"
     assert Evaluation.load(reference) != EVALUATION
-    # A file of one's own is not replaced.
-    artifact.write_bytes(b"mine")
+    artifact.write_bytes(b"mine")  # A file of one's own is not replaced.
     artifact.with_suffix(".json").unlink()
     assert "among the files of another training" in refused(take, *where)
     assert artifact.read_bytes() == b"mine"
-    # Nor does one of the package join another training.
-    artifact.unlink()
+    artifact.unlink()  # Nor does one of the package join another training.
     SIDECAR.save(artifact.with_name("ptq_w4.json"))
     assert "among the files of another training" in refused(take, *where)
     assert not artifact.exists()

@@ -245,8 +245,7 @@ def test_bound_and_verdict_of_equal_observations() -> None:
 
 
 def test_how_many_more_observations_decide() -> None:
-    # s = 30 of 9 trainings, t = 2.306: 23.06 to each side of -1.
-    half = stats.t.ppf(0.975, 8) * 30 / 3
+    half = stats.t.ppf(0.975, 8) * 30 / 3  # s = 30, 9 trainings, t = 2.306: 23.06 each side of -1.
     between = Interval(-1.0, -1.0 - half, -1.0 + half)
     undecided = replace(comparison(-1.0), verdict="inconclusive", difference=between)
     more = compare.more_needed(undecided, 9)
