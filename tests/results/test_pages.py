@@ -61,8 +61,7 @@ def test_trainings_in_both_precisions_are_compared(
     generate: Any, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(generate, "ROOT", tmp_path)
-    runs = []
-    kinds = list(enumerate(("float32", "bfloat16")))
+    runs, kinds = [], list(enumerate(("float32", "bfloat16")))
     for seed, number, precision in ((s, *kind) for s in (0, 1) for kind in kinds):
         run_id = f"ppo-PongNoFrameskip-v4-s{seed}-{number}"
         cell = f"ppo on Pong (precision={precision})"

@@ -262,8 +262,7 @@ def test_slow_precision_is_told_of(capsys: Capsys, monkeypatch: Patch, tmp_path:
 
 def test_a_damaged_curve_and_what_a_killed_end_has_left_are_put_right(finished: Workspace) -> None:
     root, copy = finished.root, finished.artifact_dir(RUN_ID) / "progress.csv"
-    checkpoints = finished.run_dir(RUN_ID) / "checkpoints"
-    content = copy.read_bytes()
+    checkpoints, content = finished.run_dir(RUN_ID) / "checkpoints", copy.read_bytes()
     copy.write_text("step\nnonsense")
     checkpoints.mkdir()
     (checkpoints / "1200.npz").write_bytes(b"large")

@@ -59,8 +59,7 @@ def test_damage_is_one_line_and_never_accepted(
     description = {"env_id": "CartPole-v1", "head": "logits"}
     with_hash = description | {"sha256": sha256(artifacts["balancer"])}
     for trial in range(TRIALS):
-        random = np.random.default_rng(trial)
-        command = COMMANDS[trial % len(COMMANDS)]
+        random, command = np.random.default_rng(trial), COMMANDS[trial % len(COMMANDS)]
         file, fields = Path(command[1]), description if random.integers(2) else with_hash
         content = sound[file.stem].read_bytes()
         sidecar = sound[file.stem].with_suffix(".json").read_bytes()
@@ -72,8 +71,7 @@ def test_damage_is_one_line_and_never_accepted(
             written = damaged(document, random)
         file.write_bytes(flatbuffer)
         file.with_suffix(".json").write_bytes(written)
-        code = main(command)
-        errors = capsys.readouterr().err
+        code, errors = main(command), capsys.readouterr().err
         label = f"trial {trial}: {command}"
         assert code in (0, 1, 2, 3), label
         assert errors.count("\n") == (code > 0), f"{label}: {errors}"

@@ -304,8 +304,7 @@ def test_a_following_range_grows_with_the_next_freeze() -> None:
     far = 100 * observations_of("relu")
     for ranges in ("following", "extremes"):
         network = frozen("relu", aware(8, ranges=ranges))
-        before = qat.head_step(network)
-        values = network(far, training=True).numpy()
+        before, values = qat.head_step(network), network(far, training=True).numpy()
         assert qat.head_step(network) == before
         qat.freeze(network)
         # It moved a hundredth of the way to a range 100 times as wide.
@@ -362,7 +361,6 @@ _COMMON: dict[str, Any] = {"steps": 800, "num_envs": 2, "network": [8], "train_f
 _COMMON |= {"evaluation_every": 200, "evaluation_episodes": 2, "checkpoint_every": 200}
 _OFF_POLICY = {"learning_starts": 64, "batch_size": 8, "gradient_steps": 2}
 DELAY = 500
-
 PLAIN = {
     "dqn": Run("dqn", "CartPole-v1", 3, {**_COMMON, **_OFF_POLICY, "target_update": 10}),
     "ddpg": Run("ddpg", "MountainCarContinuous-v0", 3, {**_COMMON, **_OFF_POLICY}),
@@ -468,11 +466,8 @@ def test_from_the_delay_on_the_network_acts_on_fixed_grids(name: str, tmp_path: 
     for target in state.agent.targets:
         weights = networks.weights(target)
         np.testing.assert_equal({key: weights[key] for key in ends}, grids)
-    critics = {
-        "ddpg": lambda: state.agent._normalised_networks[0],
-        "ppo": lambda: state.agent._model.value,
-    }
-    assert name == "dqn" or not qat.quantized_layers(critics[name]())
+    critic = state.agent._model.value if name == "ppo" else state.agent._normalised_networks[0]
+    assert name == "dqn" or not qat.quantized_layers(critic)
     for _ in range(3):
         state.burst()
     after = networks.weights(network)

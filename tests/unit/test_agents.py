@@ -223,8 +223,7 @@ def test_a_gradient_step_of_ddpg_by_hand() -> None:
     # The critic hardly changes, so that the actor's step must increase its value.
     rates = {"critic_learning_rate": 1e-7, "learning_rate": 1e-3, "learning_rate_decay": False}
     agent = build("ddpg", STEERED, target_tau=0.25, **rates)
-    critic = agent._normalised_networks[0]
-    target_critic = agent._agent._target_critic_network.model
+    critic, target_critic = agent._normalised_networks[0], agent._agent._target_critic_network.model
     for target in (agent.targets[0], target_critic):
         random_weights(target)
     observations, actions, rewards, discounts, following, batch = transitions(STEERED)

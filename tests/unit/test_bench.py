@@ -82,8 +82,7 @@ def test_a_busy_machine_is_told(
 def test_latencies_are_replaced(tmp_path: Path, capsys: Capsys, monkeypatch: Patch) -> None:
     file = copied(PUBLISHED / "int8.tflite", tmp_path)
     target = Path(shutil.copy(PUBLISHED / "int8.eval.json", tmp_path))
-    played = Evaluation.load(target)
-    measurements = benches.bench([file], 5, silent)
+    played, measurements = Evaluation.load(target), benches.bench([file], 5, silent)
     measurements |= {"at_rest": False, "processor": played.processor}
     monkeypatch.setattr(verbs, "bench", lambda *_: measurements)
     message = refusal(capsys, "bench", str(file), "--save", code=1)

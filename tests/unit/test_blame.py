@@ -89,8 +89,7 @@ def test_the_recipe_that_earns_most_is_recorded(copy_artifact: Copy, monkeypatch
 def test_the_worst_layer_may_stay_in_float(copy_artifact: Copy, monkeypatch: Patch) -> None:
     rising = iter(range(6))
     monkeypatch.setattr(calibration, "selection_returns", lambda *_: [next(rising)])
-    layer_errors = {"hidden_0": 1.0, "hidden_1": 2.0, "head": 9.0}
-    monkeypatch.setattr(auto, "errors", lambda *_: layer_errors)
+    monkeypatch.setattr(auto, "errors", lambda *_: {"hidden_0": 1.0, "hidden_1": 2.0, "head": 9.0})
     artifact = quantize(copy_artifact("fp32"), Scheme.parse("int8_auto"))
     assert Policy.load(artifact).sidecar.check["recipe"] == "hidden_1 and head in float"
 

@@ -119,8 +119,7 @@ def test_random_actions_follow_from_the_seed(artifacts: Artifacts) -> None:
 def test_agreement_is_of_greedy_actions(stochastic: Describe, chance: Chance) -> None:
     """In the states that the reference visits."""
     balancer, tied = stochastic("balancer", "fp32"), stochastic("tied", "int8")
-    reference, greedy = Policy.load(balancer), list[Any]()
-    seeds = SEEDS[: play.AGREEMENT_EPISODES]
+    reference, greedy, seeds = Policy.load(balancer), list[Any](), SEEDS[: play.AGREEMENT_EPISODES]
     by_hand(balancer, chance, seeds, lambda observation: greedy.append(reference.act(observation)))
     # The tied policy's greedy action is always 0; its samples are heads or tails.
     result = evaluate(tied, SEEDS, chance, reference=balancer)

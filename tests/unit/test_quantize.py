@@ -143,15 +143,13 @@ def test_other_schemes_and_files_are_refused(artifacts: Artifacts) -> None:
 @pytest.mark.parametrize("description", [None, '{"env_id": "CartPole-v1"}', "of ptq_w4"])
 def test_a_copy_replaces_no_other_file(copy_artifact: Copy, description: str | None) -> None:
     path = copy_artifact("frames")
-    target = path.with_name("ptq_w8.tflite")
-    other = quantize(path, Scheme.parse("ptq_w4"))
+    target, other = path.with_name("ptq_w8.tflite"), quantize(path, Scheme.parse("ptq_w4"))
     shutil.copy(other, target)
     if description == "of ptq_w4":
         shutil.copy(sidecar_path(other), sidecar_path(target))
     elif description is not None:
         sidecar_path(target).write_text(description)
-    before = snapshot(path.parent)
-    message = f"would replace {target}, which is not ptq_w8"
+    before, message = snapshot(path.parent), f"would replace {target}, which is not ptq_w8"
     assert message in refused(quantize, path, Scheme.parse("ptq_w8"), code=2)
     # A scheme that needs a training is refused beside what that was exported to.
     assert "can become" in refused(quantize, path, Scheme.parse("fp32"), code=2)
@@ -363,12 +361,10 @@ def test_samples_come_to_all_places_of_an_observation() -> None:
         assert most / 2 <= len(chosen) <= 2 * most or step == 1
 
 
-#: Strides and padding; layout and dilations.
-CONVOLUTIONS = [((2, 1), "SAME"), (1, "VALID", "NHWC", (1, 2))]
-
-
-@pytest.mark.parametrize("options", CONVOLUTIONS)
+@pytest.mark.parametrize("options", [((2, 1), "SAME"), (1, "VALID", "NHWC", (1, 2))])
 def test_a_kernel_times_its_inputs_is_its_convolution(options: Any) -> None:
+    """By strides, padding, layout and dilations."""
+
     def convolved(image: Any) -> Any:
         return tf.reshape(tf.nn.conv2d(image, drawn(4, 3, 2, 5), *options), (1, -1))
 
@@ -702,8 +698,7 @@ def test_unfit_observations_are_refused(copy_artifact: Copy, content: Any, text:
         log.write_bytes(content)
     elif content is not None:
         np.save(log, content)
-    before = snapshot(path.parent)
-    message = refused(quantize, path, Scheme.parse("int8"), log)
+    before, message = snapshot(path.parent), refused(quantize, path, Scheme.parse("int8"), log)
     assert text in message
     assert "log.npy" in message
     assert snapshot(path.parent) == before

@@ -86,8 +86,7 @@ def test_damaged_records_are_refused(tmp_path: Path, content: bytes, message: st
 
 
 def test_sound_records_are_read_back(tmp_path: Path) -> None:
-    path = tmp_path / "record.json"
-    with_successes = replace(EVALUATION, successes=[True, False])
+    path, with_successes = tmp_path / "record.json", replace(EVALUATION, successes=[True, False])
     for record in (TRAINING, SIDECAR, CONTINUOUS, with_successes, EVALUATION):
         record.save(path)
         assert type(record).load(path) == record

@@ -371,8 +371,7 @@ def test_greedy_results_and_others_do_not_mix(workspace: Workspace) -> None:
     for path in artifacts:
         shutil.copy(evaluation_path(path), evaluation_path(path, chance))
         change(evaluation_path(path, chance), returns=[493.0] * EPISODES, protocol=protocol)
-    before = (greedy / "results.json").read_bytes()
-    other = write(workspace, run, chance=chance)
+    before, other = (greedy / "results.json").read_bytes(), write(workspace, run, chance=chance)
     assert other.name == f"{greedy.name}-epsilon0.1"
     assert (greedy / "results.json").read_bytes() == before
     for folder, mean in ((greedy, 500.0), (other, 493.0)):
@@ -641,8 +640,7 @@ def finish_study(workspace: Workspace) -> None:
 def test_a_study_is_a_report_of_its_cells(workspace: Workspace) -> None:
     finish_study(workspace)
     folder, _ = report_on(workspace, STUDY)
-    results = results_of(folder)
-    cart, acrobot = "dqn on CartPole-v1", "dqn on Acrobot-v1"
+    results, cart, acrobot = results_of(folder), "dqn on CartPole-v1", "dqn on Acrobot-v1"
     assert [cell["title"] for cell in results["cells"]] == [cart, acrobot]
     assert results["missing"] == []
     assert [(row["cell"], row["scheme"]) for row in results["pooled"]] == [

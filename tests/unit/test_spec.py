@@ -61,8 +61,7 @@ def test_a_run_from_another_is_named_after_it_and_compared_with_it() -> None:
     moved = start(modules=("mine",), presets="mine.yaml")  # Its modules are no part of what it is.
     assert replace(first, origin=moved).run_id == first.run_id
     assert shlex.split(first.command("train"))[-2:] == ["--from", "dqn-CartPole-v1-s0"]
-    assert first.plain == first
-    assert replace(first, quantization=quantised()).plain == start().run
+    assert (first.plain, replace(first, quantization=quantised()).plain) == (first, start().run)
     seeds = [replace(first, seed=seed, origin=start(seed=seed)) for seed in (1, 2)]
     assert len({run.seedless_id for run in seeds}) == 1
 
