@@ -150,7 +150,7 @@ def test_what_does_not_fit_is_refused(monkeypatch: Patch) -> None:
     assert (tick.terminated.tolist(), tick.truncated.tolist()) == ([False, True], [True, False])
     for algo in ("dqn", "ddpg"):
         message = refused(require_actions, algo, SEVERAL, code=2)
-        assert message.endswith("take a2c or ppo. Received: actions='multi-discrete'")
+        assert message.endswith("take ppo or a2c. Received: actions='multi-discrete'")
     require_actions("ppo", SEVERAL)
 
 
