@@ -39,8 +39,9 @@ _FINER = 16
 #: How many int8 numbers are each output of a head of images.
 _SPREAD = 16
 
-#: How much farther than over the observations such a head may reach.
-_ROOM = 1.25
+#: How much farther than over the observations such a head may reach: a state that none of them is
+#: like may decide a life, and actions beyond the end tie.
+_ROOM = 3
 
 #: Largest movement of a normalised feature over all observations that rounding explains.
 _ROUNDING = 1e-6
