@@ -1,6 +1,6 @@
 """Compare ways to make int8 files of games on states of sticky games, which no evaluation plays.
 
-python benchmarks/int8_games.py [--states N] [FILE ...]
+python benchmarks/int8_games.py [FILE ...]
 """
 
 import argparse
@@ -44,15 +44,21 @@ VARIANTS = {
     "exploring rollouts": (0.05, 1.0, (0.75, 0.5), 1.25),
     "exploring rollouts, usual ranges": (0.05, 0.995, (0.75, 0.5), 1.25),
     "exploring rollouts, usual ranges, smoother": (0.05, 0.995, (0.8, 0.3), 1.25),
-    "exploring rollouts, usual ranges, smoother, more room (int8)": (0.05, 0.995, (0.8, 0.3), 3.0),
+    "exploring rollouts, usual ranges, smoother, more room (int8)": (
+        rollout._EXPLORING,
+        integer._USUAL,
+        (preparation._MIGRATION, preparation._QUIETEST),
+        preparation._ROOM,
+    ),
 }
 
-#: As at the end of a training.
+#: As at the end of a training by PPO or A2C, and states to compare in.
 _GAMES, _CALIBRATION = 8, 2000
+_STATES = 1000
 
 
-def sticky_states(policy: Policy, count: int) -> NDArray[np.uint8]:
-    """Return states [count, ...] that a policy visits in six games with sticky actions."""
+def sticky_states(policy: Policy) -> NDArray[np.uint8]:
+    """Return states [n, ...] that a policy visits in six games with sticky actions."""
     states = []
     with closing(environments.make(policy.sidecar.env_id, sticky=0.25)) as env:
         for game in range(6):
@@ -62,7 +68,7 @@ def sticky_states(policy: Policy, count: int) -> NDArray[np.uint8]:
                     states.append(np.array(tick.observations))
                 if tick.done:
                     break
-    return np.array(states)[np.linspace(0, len(states) - 1, count).astype(int)]
+    return np.array([states[i] for i in np.linspace(0, len(states) - 1, _STATES).astype(int)])
 
 
 def calibration(policy: Policy, exploring: float) -> NDArray[np.uint8]:
@@ -78,7 +84,7 @@ def calibration(policy: Policy, exploring: float) -> NDArray[np.uint8]:
     return acting.observations
 
 
-def measure(path: Path, count: int) -> dict[str, dict[str, float]]:
+def measure(path: Path) -> dict[str, dict[str, float]]:
     """Return by variant in what percentage of states it acts otherwise than the float file.
 
     And what that loses, by the head of the float file, in percent of the head's deviation: a rare
@@ -88,7 +94,7 @@ def measure(path: Path, count: int) -> dict[str, dict[str, float]]:
     content, choices = flatbuffer.read(path), policy.sidecar.num_actions
     if "float16" in policy.sidecar.weight_dtypes:
         content = in_float32(content)
-    states, scheme = sticky_states(policy, count), Scheme.parse("int8")
+    states, scheme = sticky_states(policy), Scheme.parse("int8")
     reference = auto.heads(content, policy, states)
     scale = actions.centred(reference, choices).std()
     observations = {share: calibration(policy, share) for share in (0.0, 0.05)}
@@ -111,16 +117,15 @@ def main() -> None:
     """Measure what is not measured yet; print the mean of each variant over the files."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("files", nargs="*", default=FILES, help="below tflite_models/")
-    parser.add_argument("--states", type=int, default=1000)
     args = parser.parse_args()
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for name in args.files:
         if name not in results:
-            results[name] = measure(MODELS / name, args.states)
+            results[name] = measure(MODELS / name)
             write_text(RESULTS, json.dumps(results, indent=1) + "\n")
             print(name, results[name], flush=True)
     for name in VARIANTS:
-        rows = [values[name] for values in results.values()]
+        rows = [results[file][name] for file in args.files]
         share, loss = (statistics.fmean(row[key] for row in rows) for key in rows[0])
         print(
             f"{name}: another action in {share:.2f} % of the states, a loss of {loss:.3f} %, means"

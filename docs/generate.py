@@ -30,7 +30,7 @@ from quarl_tf.presets import ALGORITHMS, tables
 from quarl_tf.report.figures.style import scheme_colour
 from quarl_tf.report.page import limits, number_text, percent, size, templates
 from quarl_tf.runtime import flatbuffer
-from quarl_tf.spec import SINGLE_SCHEMES, LayerFormat, Run, Scheme, TensorFormat
+from quarl_tf.spec import LISTED_SCHEMES, LayerFormat, Run, Scheme, TensorFormat
 from quarl_tf.spec.recipe import QAT_BITS
 from quarl_tf.store.records import Evaluation
 from quarl_tf.store.workspace import Workspace
@@ -111,7 +111,7 @@ def schemes() -> str:
     """Return the recipe of every scheme."""
     qat = ("qat_int8", "qat_int4", *(f"qat_w{bits}a{bits}" for bits in QAT_BITS))
     rows = []
-    for scheme in map(Scheme.parse, (*SINGLE_SCHEMES, "ptq_paper_w8", "ptq_opt_w4", *qat)):
+    for scheme in map(Scheme.parse, (*LISTED_SCHEMES, "ptq_paper_w8", "ptq_opt_w4", *qat)):
         recipe = scheme.recipe
         forms = (recipe.default, recipe.observation, recipe.head)
         kind = "native" if scheme.native else "simulated"

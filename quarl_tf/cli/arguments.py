@@ -13,7 +13,7 @@ from quarl_tf.foundation import kinds
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.foundation.kinds import Kind
 from quarl_tf.presets import ALGORITHMS, PRECISIONS
-from quarl_tf.spec import GREEDY, INTEGER, REFERENCE, Chance
+from quarl_tf.spec import GREEDY, INT8_SCHEMES, REFERENCE, Chance
 from quarl_tf.spec.run import DEFAULT_EPISODES, DEFAULT_MARGIN_PERCENT
 
 _Option = Callable[[argparse.ArgumentParser], object]
@@ -230,7 +230,7 @@ _VERBS: dict[str, tuple[Any, ...]] = {
         "quantise an fp32 or fp16 .tflite file, without its training",
         "tflite_models/CartPole-v1/dqn/s0/fp32.tflite --scheme ptq_w4",
         *(_ARTIFACT, _IMPORT),
-        _option("--scheme", f"{', '.join(INTEGER)}, or {_PTQ_NAMES}", required=True),
+        _option("--scheme", f"{', '.join(INT8_SCHEMES)}, or {_PTQ_NAMES}", required=True),
         _option("--observations", _OBSERVATIONS_HELP, type=Path, metavar="FILE"),
     ),
     "blame": (

@@ -38,7 +38,7 @@ from quarl_tf.foundation.files import read_json, require_writable, write_csv, wr
 from quarl_tf.presets import Preset, tables
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import DEFAULT_SCHEMES, REFERENCE, SINGLE_SCHEMES, Quantization, Scheme
+from quarl_tf.spec import DEFAULT_SCHEMES, LISTED_SCHEMES, REFERENCE, Quantization, Scheme
 from quarl_tf.spec.recipe import require_layers
 from quarl_tf.spec.run import ADOPTED, Run, require_possible
 from quarl_tf.store import state
@@ -483,7 +483,7 @@ def _list(args: argparse.Namespace) -> None:
         table.add_row(algo, ", ".join(env_id for _, env_id in pairs))
     _console.print(table)
     _console.print(
-        f"schemes: {', '.join(SINGLE_SCHEMES)}; ptq_wN, ptq_paper_wN and "
+        f"schemes: {', '.join(LISTED_SCHEMES)}; ptq_wN, ptq_paper_wN and "
         "ptq_opt_wN for N = 2 ... 32; ptq_opt_wNaN for N = 2 ... 8; of trainings with --bits: "
         "qat_int8, qat_int4, and qat_wNaN for N = 2 ... 8"
     )

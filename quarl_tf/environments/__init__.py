@@ -5,7 +5,7 @@ observation ignores its action and returns the first observation of the next epi
 Learners must skip that step.
 
 After `reset(seed=...)` everything depends on the seed and the actions alone, not on earlier
-episodes; a user's own environment must ensure this itself (`env_spec` compares two resets).
+episodes; a user's own environment must ensure this itself (`require_seeded`).
 """
 
 import math
@@ -107,6 +107,21 @@ def require_chance(env_id: str, chance: Chance, algo: str | None = None) -> None
     raise UsageError(f"{flaw}; leave out {option}. Received: environment={env_id!r}")
 
 
+def require_seeded(env_id: str) -> None:
+    """Raise a UsageError for a user's own environment that starts the same seed in two ways."""
+    if registry.is_versioned(env_id):
+        return
+    with closing(make(env_id)) as env:
+        # Copied, as an environment may write into one array.
+        first, second = (np.array(env.reset(seed=0)[0]) for _ in range(2))
+    if not np.array_equal(first, second):
+        raise UsageError(
+            "The environment starts the same seed in two ways, so that schemes would play other "
+            "episodes; call super().reset(seed=seed) and draw from self.np_random alone. "
+            f"Received: environment={env_id!r}"
+        )
+
+
 def require_end(steps: int) -> None:
     """Raise a UsageError for an episode of so many steps that it may never end."""
     if steps > LONGEST_EPISODE:
@@ -173,16 +188,11 @@ def make_vector(
 
 
 def env_spec(env_id: str) -> EnvSpec:
-    """Read the spaces of an environment.
-
-    A UsageError if they are not supported, or if a user's own environment ignores the seed.
-    """
+    """Read the spaces of an environment; a UsageError if they are not supported."""
     with closing(make(env_id)) as env:
         observation, action = env.observation_space, env.action_space
-        if (flaw := spaces.flaw(observation, action)) is not None:
-            raise UsageError(f"{flaw}. Received: {env_id} with {observation} and {action}")
-        if not registry.is_versioned(env_id):
-            _require_seeded(env, env_id)
+    if (flaw := spaces.flaw(observation, action)) is not None:
+        raise UsageError(f"{flaw}. Received: {env_id} with {observation} and {action}")
     shape, dtype = observation.shape or (), str(observation.dtype)
     if isinstance(action, gym.spaces.MultiDiscrete):
         return EnvSpec(shape, dtype, tuple(action.nvec.tolist()))
@@ -191,14 +201,3 @@ def env_spec(env_id: str) -> EnvSpec:
         return EnvSpec(shape, dtype, int(action.n), frame_stack=depth)
     box = cast(gym.spaces.Box, action)
     return EnvSpec(shape, dtype, None, tuple(box.low.tolist()), tuple(box.high.tolist()))
-
-
-def _require_seeded(env: gym.Env[Any, Any], env_id: str) -> None:
-    # Copied, as an environment may write into one array.
-    first, second = (np.array(env.reset(seed=0)[0]) for _ in range(2))
-    if not np.array_equal(first, second):
-        raise UsageError(
-            "The environment starts the same seed in two ways, so that schemes would play other "
-            "episodes; call super().reset(seed=seed) and draw from self.np_random alone. "
-            f"Received: environment={env_id!r}"
-        )

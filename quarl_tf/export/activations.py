@@ -54,7 +54,8 @@ def ranges(
     extremes: dict[int, list[tuple[float, float]]] = {}
     for index, values in visit(content, observations):
         extremes.setdefault(index, []).append((float(values.min()), float(values.max())))
-    head, ends = Graph(content).layers()["head"].outputs[0], {}
+    head = Graph(content).layers()["head"].outputs[0]
+    ends = {}
     for index, pairs in extremes.items():
         lows, highs = np.transpose(pairs)
         kept = 1.0 if index == head else share

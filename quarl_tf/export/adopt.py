@@ -89,6 +89,7 @@ def adopt(
         )
     env_id = environments.canonical_id(env_id)
     spec = environments.env_spec(env_id)
+    environments.require_seeded(env_id)
     require_known(f"head of a policy for {env_id}", head, _HEADS[spec.num_actions is not None])
     if file.suffix in _KERAS or file.is_dir():
         crash = f"TensorFlow crashed on the model; save it again. Received: {file}"

@@ -18,19 +18,17 @@ from quarl_tf.foundation.files import read_bytes
 from quarl_tf.foundation.seeding import environment_seed
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.store.records import Sidecar
-from quarl_tf.training.rollout import rollout
+from quarl_tf.training.rollout import IMAGE_RANK, rollout
 
 #: Most observations returned, and episodes played; images are large and games long.
 _VECTORS, _IMAGES = 2000, 300
 _EPISODES, _GAMES = 32, 2
 
-_IMAGE_RANK = 3
-
 
 def observations(policy: Policy) -> NDArray[Any]:
-    """Return observations [n, ...] of a policy's rollouts, with the extremes of each feature."""
+    """Return observations [n, ...] of a policy's rollouts (see `training.rollout`)."""
     sidecar = policy.sidecar
-    is_image = len(sidecar.observation_shape) == _IMAGE_RANK
+    is_image = len(sidecar.observation_shape) == IMAGE_RANK
     episodes, keep = (_GAMES, _IMAGES) if is_image else (_EPISODES, _VECTORS)
     seed = environment_seed(int(sidecar.run["seed"]), "calibration")
     with closing(environments.make_vector(sidecar.env_id, episodes, once=True)) as envs:

@@ -52,7 +52,7 @@ class TrainedNetwork:
         self.spec = environments.env_spec(run.env_id)
         self._preset = replace(presets.restore(run.algo, self.record.preset), precision="float32")
         self.weights = networks.load_weights(folder / "network.npz")
-        #: Greedy rollout observations [n, ...] to calibrate and check with.
+        #: Observations [n, ...] of rollouts, to calibrate and check with.
         self.observations = networks.load_weights(folder / "calibration.npz")["observations"]
 
     def network(self, weights: Weights) -> keras.Model:

@@ -24,11 +24,12 @@ from quarl_tf.export.rounding import round_kernel
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.quantization.grid import BYTE, Array, Grid, grid_between, own_grid
 from quarl_tf.spec import LayerFormat, Recipe, TensorFormat
+from quarl_tf.training.rollout import IMAGE_RANK
 
 #: Operators that only move numbers; their output is on the grid of their input.
 _MOVING = ("RESHAPE",)
 
-#: Share of images whose activations are in range: those of a few are several times as wide.
+#: Share of images whose activations end below a range; those of a few are several times as wide.
 _USUAL = 0.995
 
 
@@ -43,7 +44,8 @@ def quantized(content: bytes, observations: Array, recipe: Recipe) -> bytes:
         name: round_kernel(graph, operator, observations, recipe.of(name).weights)
         for name, operator in graph.layers().items()
     }
-    ends = ranges(graph.pack(), observations, 1.0 if graph.takes_floats else _USUAL)
+    are_images = observations.ndim == 1 + IMAGE_RANK
+    ends = ranges(graph.pack(), observations, _USUAL if are_images else 1.0)
 
     def grid(index: int, form: TensorFormat) -> Grid:
         low, high = np.array(ends[index], np.float32)

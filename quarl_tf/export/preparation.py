@@ -176,7 +176,7 @@ def smoothed(content: bytes, observations: Array) -> bytes:
     """Scale neighbouring ReLU layers of images until the peaks of their channels are similar.
 
     All channels share a grid, so the loud ones leave few codes to the others (SmoothQuant, Xiao et
-    al., arXiv 2211.10438, equation 4, with a migration strength of 0.8).
+    al., arXiv 2211.10438, equation 4, with `_MIGRATION`).
     """
     graph, peaks = Graph(content), dict[int, Array]()
     layers = list(graph.layers().values())

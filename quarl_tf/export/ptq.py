@@ -5,7 +5,7 @@ int8 scale for a raw observation would drown its small features (CartPole's pole
 beside velocities of ±3), after it all features fill the same ±5, each in two int8 numbers. Kernels
 have a scale for each output and are rounded by what their layer computes, layers are equalised or,
 on images, smoothed, and the head of a discrete policy is centred first, on images also spread over
-several int8 numbers; see benchmarks/int8_recipes.json.
+several int8 numbers; see benchmarks/int8_recipes.json and int8_games.json.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from quarl_tf.foundation.files import require_writable, sha256, write_bytes
 from quarl_tf.quantization.grid import Array, fake_quantize
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import INTEGER, REFERENCE, Scheme, actions, require_layers
+from quarl_tf.spec import INT8_SCHEMES, REFERENCE, Scheme, actions, require_layers
 from quarl_tf.spec.actions import Choices
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import has_sidecar, sidecar_path, write_artifact
@@ -75,7 +75,7 @@ def quantized(
 
 def _impossible(scheme: Scheme) -> UsageError:
     return UsageError(
-        f"Without its training a flatbuffer can become {', '.join(INTEGER)}, ptq_opt_wNaN for "
+        f"Without its training a flatbuffer can become {', '.join(INT8_SCHEMES)}, ptq_opt_wNaN for "
         "N = 2 ... 8, or ptq_wN, ptq_opt_wN and ptq_paper_wN for N = 2 ... 32. "
         f"Received: scheme={scheme.name!r}"
     )

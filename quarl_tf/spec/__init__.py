@@ -18,8 +18,8 @@ from quarl_tf.spec.run import ADOPTED, DEFAULT_MARGIN_PERCENT, Origin, Run, requ
 from quarl_tf.spec.scheme import (
     BASELINE,
     DEFAULT_SCHEMES,
-    INTEGER,
+    INT8_SCHEMES,
+    LISTED_SCHEMES,
     REFERENCE,
-    SINGLE_SCHEMES,
     Scheme,
 )

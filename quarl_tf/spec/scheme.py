@@ -149,14 +149,16 @@ _SCHEMES = {
     )
 }
 
-#: Schemes whose activations are integers after training, with ranges from observations.
-INTEGER = tuple(name for name, scheme in _SCHEMES.items() if scheme.kind in ("integer", "stock"))
+#: Schemes whose activations are int8 after training, with ranges from observations.
+INT8_SCHEMES = tuple(
+    name for name, scheme in _SCHEMES.items() if scheme.kind in ("integer", "stock")
+)
 
 #: Schemes that `quarl run` exports by default.
 DEFAULT_SCHEMES = ("fp32", "fp16", "dynamic_int8", "int8", *(f"ptq_w{n}" for n in range(8, 1, -1)))
 
-#: Those of a float training that have one name, in the order of lists.
-SINGLE_SCHEMES = tuple(dict.fromkeys((*DEFAULT_SCHEMES, *INTEGER)))
+#: Those of a float training that lists name one by one.
+LISTED_SCHEMES = tuple(dict.fromkeys((*DEFAULT_SCHEMES, *INT8_SCHEMES)))
 
 
 def default_schemes(quantization: Quantization | None) -> tuple[str, ...]:

@@ -120,6 +120,7 @@ class _Training:
         self._folder, self._run, self._preset = folder, run, preset
         self._checkpoints = checkpoint_dir(folder)
         spec = environments.env_spec(run.env_id)
+        environments.require_seeded(run.env_id)
         #: Of earlier sessions, up to the checkpoint that this one resumes.
         self._earlier_seconds = 0.0
         self._start_time = time.monotonic()

@@ -18,6 +18,8 @@ from quarl_tf.foundation.seeding import generator
 #: Maps observations [num_envs, ...], and whether each one's episode is unfinished, to actions.
 Act = Callable[[npt.NDArray[Any], npt.NDArray[np.bool_]], npt.NDArray[Any]]
 
+IMAGE_RANK = 3  #: Dimensions of an observation that is an image: height, width and channels.
+
 #: Share of random actions while images are kept.
 _EXPLORING = 0.05
 
@@ -30,10 +32,11 @@ class Rollout(NamedTuple):
 
 
 def rollout(envs: VectorEnv, act: Act, seed: int, keep: int = 0) -> Rollout:
-    """Play one greedy episode in every environment; return at most `keep` observations.
+    """Play one episode in every environment; return at most `keep` observations.
 
     One each, since the episodes that finish first would over-represent short ones. While images are
-    kept, some actions are random: games are deterministic, and greedy ones show few states.
+    kept, some of the actions of a `Discrete` space are random: games are deterministic, and greedy
+    ones show few states.
     """
     observations, _ = envs.reset(seed=seed)
     if keep and _are_images(observations):
@@ -55,11 +58,10 @@ def rollout(envs: VectorEnv, act: Act, seed: int, keep: int = 0) -> Rollout:
 
 
 def _are_images(observations: npt.NDArray[Any]) -> bool:
-    return bool(observations[0].ndim > 1)
+    return bool(observations.ndim == 1 + IMAGE_RANK)
 
 
 def _exploring(act: Act, space: gym.Space[Any], seed: int) -> Act:
-    """Replace a share of the actions of a `Discrete` space by random ones."""
     if not isinstance(space, gym.spaces.Discrete):
         return act
     random = generator(seed, "exploring actions")
@@ -75,7 +77,7 @@ def _exploring(act: Act, space: gym.Space[Any], seed: int) -> Act:
 class _Sample:
     """Keeps at most `size` of the observations it is given.
 
-    Images are evenly spread. Of vectors these are the observations with the smallest or largest
+    Images are evenly spread. Of others these are the observations with the smallest or largest
     value of a feature (up to a quarter, if there is room for those of all features), half of all
     from the beginning, and others evenly spread over the rest. A trained policy spends most time
     near its goal; the way there, with the largest observations, is short.
@@ -91,11 +93,10 @@ class _Sample:
     def add(self, observations: npt.NDArray[Any]) -> None:
         if not self._size:
             return
-        are_images = _are_images(observations)
-        if not are_images and 2 * observations.shape[1] <= self._size // 4:
+        if observations[0].ndim == 1 and 2 * observations.shape[1] <= self._size // 4:
             rows = np.concatenate([*self._extremes, observations])
             self._extremes = [rows[np.concatenate([rows.argmin(axis=0), rows.argmax(axis=0)])]]
-        if not are_images and _count(self._beginning) < self._size // 2:
+        if not _are_images(observations) and _count(self._beginning) < self._size // 2:
             self._beginning.append(observations)
             return
         if self._batch_count % self._stride == 0:

@@ -1,6 +1,8 @@
-"""Pages of the case studies show our figures beside the papers', and list missing ones."""
+"""Commands, links and numbers of pages are right; missing figures are listed."""
 
 import io
+import re
+import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,11 +11,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from samples import EVALUATION, Patch
+from samples import EVALUATION, ROOT, Patch, python
 
+from quarl_tf.cli import arguments
 from quarl_tf.store.workspace import Workspace
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 
 
 @pytest.fixture(scope="module")
@@ -81,3 +85,29 @@ def test_trainings_in_both_precisions_are_compared(
     assert row(text, "1")[1:5] == [generate.DASH, "2.00", generate.DASH, "1.00"]
     assert "in both: 1, in which bfloat16 takes 0.50 (0.50 to 0.50) times float32's" in text
     assert "1.00 [all equal], inconclusive." in text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_are_understood(page: Path) -> None:
+    text, makefile = page.read_text(), (ROOT / "Makefile").read_text()
+    for command in re.findall(r"^quarl .+$", text, re.MULTILINE):
+        arguments.build().parse_args(shlex.split(command, comments=True)[1:])
+    for target in re.findall(r"^make ([\w-]+)", text, re.MULTILINE):
+        assert f"\n{target}:" in makefile
+
+
+@pytest.mark.parametrize("page", PAGES[:2], ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    # Those of the documentation are checked when it is built.
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+def test_rows_of_numbers_are_those_of_the_records() -> None:
+    page = ROOT / "README.md"
+    before = page.read_bytes()
+    try:
+        python("pipelines/readme.py", cwd=ROOT)
+        assert page.read_bytes() == before
+    finally:
+        page.write_bytes(before)

@@ -324,6 +324,8 @@ def test_published_results_are_kept(finished: Workspace, tmp_path: Path, capsys:
         (f"run {PPO} --sticky 0.25", "leave out --sticky. Received: environment='CartPole-v1'"),
         (f"run --algo ppo {CAR} --epsilon 0.1", "leave out --epsilon. Received: "),
         (f"run {PPO} --epsilon 0.1 --sample", "not allowed with"),
+        (f"run {PPO} CartPole-v1", "Received: ENV='CartPole-v1', --env='CartPole-v1'"),
+        (f"train {PPO} --delay 600", "Received: --delay"),
     ],
 )
 def test_what_cannot_be_is_refused_before_training(

@@ -66,9 +66,12 @@ class Quantized:
         return [np.asarray(g) for g in tape.gradient(loss, [inputs, *of])]
 
 
-def activation(form: TensorFormat, low: float, high: float, **options: Any) -> Quantized:
+def activation(
+    form: TensorFormat, low: float, high: float, limit: float = np.inf, **options: Any
+) -> Quantized:
     """Return the quantiser of five features with a range."""
-    return Quantized(FakeQuantizer(form, schedule(**options)), (None, 5)).freeze(low, high)
+    quantizer = FakeQuantizer(form, schedule(**options), limit=limit)
+    return Quantized(quantizer, (None, 5)).freeze(low, high)
 
 
 def of_kernel(
@@ -142,6 +145,8 @@ def test_quantised_values_are_those_of_numpy_bit_for_bit_and_0_stays(
 def test_pre_activations_of_tanh_end_where_its_table_does() -> None:
     grid = frozen("tanh", aware()).get_layer("hidden_0").grid("output")
     np.testing.assert_allclose((grid.low, grid.high), (-3.5, 3.5), atol=0.03)
+    ends = activation(TensorFormat(bits=8), -40, 2, limit=3.5).ends
+    np.testing.assert_allclose(ends, (-3.5, 2), atol=0.03)
 
 
 @pytest.mark.parametrize("axis", [None, 3])

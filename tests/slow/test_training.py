@@ -92,14 +92,6 @@ def test_training_stops_at_the_return_that_was_asked_for(tmp_path: Path) -> None
     assert record.selection_return == last.greedy_return >= 1
 
 
-def test_the_later_of_equally_good_networks_is_kept(tmp_path: Path, monkeypatch: Patch) -> None:
-    def always_7(*arguments: Any) -> Any:
-        return rollout(*arguments)._replace(returns=[7.0])
-
-    monkeypatch.setattr("quarl_tf.training.loop.rollout.rollout", always_7)
-    assert train(Workspace(tmp_path), TINY, silent).best_step >= TINY.overrides["steps"]
-
-
 def collector_for(agent: Any) -> Collector:
     """Return a collector of two environments, whose episodes have three steps."""
     run = Run("ddpg", "Steering-v0", 0, {"num_envs": 2, "steps": 20_000})

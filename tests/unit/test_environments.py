@@ -358,8 +358,7 @@ def test_training_begins_in_the_nearest_zone_and_rises_at_30_percent_of_a_window
         ([1, 298, 500], 1, 3, [1, 299, 503]),
         ([1, 299, 500], 1, 3, [2, 0, 0]),
         ([4, 299, 500], 1, 3, [4, 0, 0]),
-        # 300 of 1000 can no longer be reached.
-        ([2, 100, 799], 0, 1, [2, 100, 800]),
+        ([2, 100, 799], 0, 1, [2, 100, 800]),  # 300 of 1000 can no longer be reached.
         ([2, 100, 800], 0, 1, [2, 0, 0]),
     ):
         envs.train_from(before)
@@ -427,12 +426,13 @@ def test_vectors_are_half_from_the_beginning_and_all_else_is_spread(
 
 
 def test_some_actions_are_random_while_images_are_kept(monkeypatch: Patch) -> None:
-    image = spaces.Box(0, 255, (2, 2), np.uint8)
-    env_id = register(monkeypatch, "Pictures-v0", partial(Drawn, image, spaces.Discrete(4)))
-    for keep, least, most in ((0, 0, 0), (9, 3, 30)):
+    single, several = spaces.Discrete(4), spaces.MultiDiscrete([4, 4])
+    for space, keep, least, most in ((single, 0, 0, 0), (single, 9, 3, 30), (several, 9, 0, 0)):
+        create = partial(Drawn, spaces.Box(0, 255, (2, 2, 1), np.uint8), space)
+        envs = make_vector(register(monkeypatch, "Images-v0", create), 100, once=True)
+        still = np.zeros_like(envs.action_space.sample())
         with patch.object(Drawn, "step", autospec=True, side_effect=Drawn.step) as stepped:
-            envs = make_vector(env_id, 100, once=True)
-            rollout(envs, lambda batch, _: np.zeros(len(batch), int), seed=0, keep=keep)
+            rollout(envs, lambda *_, still=still: still, seed=0, keep=keep)
         actions = [call.args[1] for call in stepped.call_args_list]
         assert len(actions) == 300
         assert least <= np.count_nonzero(actions) <= most

@@ -51,8 +51,7 @@ tensors = hnp.arrays(np.float32, hnp.array_shapes(max_dims=3, max_side=5), eleme
         ("runtime", [-1, 0.4, 0.6, 2], [-1, 0, 1, 2]),
         ("runtime", [-0.7, 0.4, 2.3], [-1, 0, 2]),
         ("runtime", [-0.3, 0.4, 0.6, 2.7], [0, 0, 1, 3]),
-        # 3 codes, as wide below as above.
-        ("symmetric", [-0.4, 0.6, 2], [0, 0, 2]),
+        ("symmetric", [-0.4, 0.6, 2], [0, 0, 2]),  # 3 codes, as wide below as above.
         ("symmetric", [-2, -0.9, 0, 1.1], [-2, 0, 0, 2]),
     ],
 )

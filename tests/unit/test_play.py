@@ -316,15 +316,6 @@ def test_what_cannot_be_shown_is_refused() -> None:
         assert received in refused(video.scene, policies, seed, steps)
 
 
-def test_captions_of_several_runs_have_their_ids() -> None:
-    native, other = balancing(), acting(0)
-    int8 = f"int8, {round(native.sidecar.size_bytes / 1000)} kB"
-    assert video.scene([native, other], 0, 5).names == [int8, "fp32, 0 kB"]
-    other.sidecar = replace(other.sidecar, run_id="ppo-CartPole-v1-s1", native=False)
-    names = [f"dqn-CartPole-v1-s0 {int8}", "ppo-CartPole-v1-s1 fp32"]
-    assert video.scene([native, other], 0, 5).names == names
-
-
 def test_the_commands(tmp_path: Path, capsys: Capsys, monkeypatch: Patch) -> None:
     folder = tmp_path / "tflite_models/CartPole-v1/dqn/s0"
     shutil.copytree(POLICIES / "CartPole-v1/dqn/s0", folder)

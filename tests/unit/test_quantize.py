@@ -418,16 +418,26 @@ def test_all_kernels_have_few_values_and_the_head_more(content: bytes) -> None:
 
 def test_ranges_leave_out_what_few_observations_have(artifacts: Artifacts) -> None:
     content = artifacts["fp32"].read_bytes()
-    (hidden, *_, head) = (layer.outputs[0] for layer in Graph(content).layers().values())
-    peaks = [
-        values.max()
-        for index, values in activations.visit(content, OBSERVATIONS)
-        if index == hidden
-    ]
+    first, *_, last = Graph(content).layers().values()
+    source, head = first.inputs[0], last.outputs[0]
+    tensors = [x for i, x in activations.visit(content, OBSERVATIONS) if i == source]
     every, most = (activations.ranges(content, OBSERVATIONS, share) for share in (1.0, 0.9))
-    assert every[hidden][1] == max(peaks)
-    assert most[hidden][1] == pytest.approx(np.quantile(peaks, 0.9))
+    assert every[source] == (np.min(tensors), np.max(tensors))
+    lows, highs = np.float64([(x.min(), x.max()) for x in tensors]).T
+    np.testing.assert_allclose(most[source], (np.quantile(lows, 0.1), np.quantile(highs, 0.9)))
     assert most[head] == every[head]
+
+
+def test_one_loud_image_widens_no_range_but_one_loud_vector_does() -> None:
+    images, steps = np.random.default_rng(0).integers(0, 20, (400, 2, 3, 1), np.uint8), []
+    images[7] = 255
+    for inputs in (images, images.reshape(-1, 6)):
+        shape = inputs.shape[1:]
+        content = converted(of_function(lambda x: of_bytes(x, drawn(16, 3)), shape, "uint8"))
+        graph = Graph(quantized(content, Scheme.parse("int8"), inputs))
+        output = graph.layers()["hidden_0"].outputs[0]
+        steps.append(graph.tensors[output].quantization.scale[0])
+    assert steps[0] < 0.8 * steps[1]
 
 
 @pytest.mark.parametrize(("name", "bits"), [("fp32", 2), ("steering", 3)])
@@ -489,7 +499,8 @@ def head(x: Any) -> Any:
 
 
 def of_bytes(x: Any, kernel: np.ndarray) -> Any:
-    return tf.nn.relu(hidden(tf.cast(x, tf.float32) / 255, width=len(kernel))) @ kernel
+    features = tf.reshape(tf.cast(x, tf.float32) / 255, (1, 6))
+    return tf.nn.relu(hidden(features, width=len(kernel))) @ kernel
 
 
 def by_rows(x: Any) -> Any:

@@ -307,8 +307,7 @@ def test_failed_trainings_are_held_by_the_interval_or_the_bound(trainings: int) 
             assert compare.verdict(difference, 500, 2.0, 100) != "within margin"
             covering += covers(difference, chance, -295)
         assert covering >= 0.95 * 400
-    # Trainings that nearly agree are within the margin, though others may fail.
-    missed = 0
+    missed = 0  # Trainings that nearly agree are within the margin, though others may fail.
     for _ in range(1000):
         fails = random.random(trainings) < compare.unseen_percent(trainings) / 100
         differences = np.where(fails, -300.0, random.normal(size=trainings))
