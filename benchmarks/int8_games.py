@@ -6,7 +6,9 @@ python benchmarks/int8_games.py [FILE ...]
 import argparse
 import json
 import statistics
+from collections.abc import Iterable
 from contextlib import closing
+from functools import cache, partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -15,7 +17,7 @@ from numpy.typing import NDArray
 
 from quarl_tf import environments
 from quarl_tf.environments.acting import ticks
-from quarl_tf.export import auto, integer, preparation, ptq
+from quarl_tf.export import auto, calibration, integer, preparation, ptq
 from quarl_tf.export.graph import in_float32
 from quarl_tf.foundation.files import write_text
 from quarl_tf.foundation.seeding import environment_seed
@@ -37,9 +39,13 @@ FILES = (
     "MsPacmanNoFrameskip-v4/ppo/s0-93fd9ade/fp16.tflite",
 )
 
-#: Share of random actions in rollouts, share of images whose activations are in range, strength of
-#: smoothing with its least peak, and room of the head.
-VARIANTS = {
+#: How rollouts calibrate: the share of random actions in those of a training, or None for those of
+#: `quarl quantize`, which are fewer.
+_Rollouts = float | None
+
+#: Rollouts, share of images within a range, strength of smoothing with its least peak, and room of
+#: the head.
+VARIANTS: dict[str, tuple[_Rollouts, float, tuple[float, float], float]] = {
     "greedy rollouts": (0.0, 1.0, (0.75, 0.5), 1.25),
     "exploring rollouts": (0.05, 1.0, (0.75, 0.5), 1.25),
     "exploring rollouts, usual ranges": (0.05, 0.995, (0.75, 0.5), 1.25),
@@ -50,6 +56,8 @@ VARIANTS = {
         (preparation._MIGRATION, preparation._QUIETEST),
         preparation._ROOM,
     ),
+    "the same, rollouts of quarl quantize, less room": (None, 0.995, (0.8, 0.3), 1.25),
+    "the same, rollouts of quarl quantize": (None, 0.995, (0.8, 0.3), 3.0),
 }
 
 #: As at the end of a training by PPO or A2C, and states to compare in.
@@ -71,8 +79,10 @@ def sticky_states(policy: Policy) -> NDArray[np.uint8]:
     return np.array([states[i] for i in np.linspace(0, len(states) - 1, _STATES).astype(int)])
 
 
-def calibration(policy: Policy, exploring: float) -> NDArray[np.uint8]:
-    """Return observations [n, ...] of rollouts in which a share of the actions is random."""
+def observed(policy: Policy, exploring: _Rollouts) -> NDArray[np.uint8]:
+    """Return observations [n, ...] of rollouts."""
+    if exploring is None:
+        return calibration.observations(policy)
     env_id, seed = policy.sidecar.env_id, environment_seed(0, "calibration of games")
     with (
         patch.object(rollout, "_EXPLORING", exploring),
@@ -84,10 +94,10 @@ def calibration(policy: Policy, exploring: float) -> NDArray[np.uint8]:
     return acting.observations
 
 
-def measure(path: Path) -> dict[str, dict[str, float]]:
-    """Return by variant in what percentage of states it acts otherwise than the float file.
+def measure(path: Path, names: Iterable[str]) -> dict[str, dict[str, float]]:
+    """Return by variant how often it acts otherwise than the float file, and what that loses.
 
-    And what that loses, by the head of the float file, in percent of the head's deviation: a rare
+    In percent of the states and, by the head of the float file, of the head's deviation: a rare
     mistake may weigh more than many between actions of nearly the same value.
     """
     policy = Policy.load(path)
@@ -97,12 +107,13 @@ def measure(path: Path) -> dict[str, dict[str, float]]:
     states, scheme = sticky_states(policy), Scheme.parse("int8")
     reference = auto.heads(content, policy, states)
     scale = actions.centred(reference, choices).std()
-    observations = {share: calibration(policy, share) for share in (0.0, 0.05)}
+    observations = cache(partial(observed, policy))  # Variants share their rollouts.
     results = {}
-    for name, (exploring, usual, (migration, quietest), room) in VARIANTS.items():
+    for name in names:
+        exploring, usual, (migration, quietest), room = VARIANTS[name]
         constants = {"_MIGRATION": migration, "_QUIETEST": quietest, "_ROOM": room}
         with patch.object(integer, "_USUAL", usual), patch.multiple(preparation, **constants):
-            copy = ptq.quantized(content, scheme, observations[exploring], choices)
+            copy = ptq.quantized(content, scheme, observations(exploring), choices)
         chosen = auto.heads(copy, policy, states).argmax(axis=1)
         losses = reference.max(axis=1) - reference[np.arange(len(states)), chosen]
         differing = np.mean(chosen != reference.argmax(axis=1))
@@ -120,16 +131,15 @@ def main() -> None:
     args = parser.parse_args()
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for name in args.files:
-        if name not in results:
-            results[name] = measure(MODELS / name)
+        known = results.setdefault(name, {})
+        if missing := [variant for variant in VARIANTS if variant not in known]:
+            known |= measure(MODELS / name, missing)
             write_text(RESULTS, json.dumps(results, indent=1) + "\n")
             print(name, results[name], flush=True)
     for name in VARIANTS:
         rows = [results[file][name] for file in args.files]
         share, loss = (statistics.fmean(row[key] for row in rows) for key in rows[0])
-        print(
-            f"{name}: another action in {share:.2f} % of the states, a loss of {loss:.3f} %, means"
-        )
+        print(f"{name}: another action in {share:.2f} % of the states, a loss of {loss:.3f} %")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from quarl_tf.training.rollout import IMAGE_RANK
 #: Operators that only move numbers; their output is on the grid of their input.
 _MOVING = ("RESHAPE",)
 
-#: Share of images whose activations end below a range; those of a few are several times as wide.
+#: Share of images within a range, at each of its ends: that of all would be several times as wide.
 _USUAL = 0.995
 
 

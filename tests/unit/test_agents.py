@@ -151,8 +151,7 @@ def test_advantages_by_hand() -> None:
 def test_ppo_learns_from_steps_with_their_actions_as_drawn() -> None:
     sizes = {"num_envs": 2, "train_frequency": 16, "minibatch_size": 16, "epochs": 1}
     agent, random = build("ppo", STEERED, **sizes), np.random.default_rng(0)
-    # Wide enough to be clipped.
-    agent.network.get_layer("action").log_deviation.assign(np.log([5.0, 20.0]))
+    agent.network.get_layer("action").log_deviation.assign(np.log([5.0, 20.0]))  # Some clip.
     agent.refresh()
     agent._round = Mock(return_value=(0.0, *agent._model.read_variables))
     observations = random.normal(size=(9, 2, 3)).astype(np.float32)

@@ -35,7 +35,8 @@ PONG = MODELS / "PongNoFrameskip-v4/ppo/s0-cc080679/int8.tflite"
 @pytest.mark.parametrize(
     "name",
     [
-        *("CartPole-v1/dqn/s0/int8", "MountainCarContinuous-v0/ppo/s0/int8"),
+        "CartPole-v1/dqn/s0/int8",
+        "MountainCarContinuous-v0/ppo/s0/int8",
         "Walker2DBulletEnv-v0/ddpg/s0-999554cc/int8",
         "HalfCheetahBulletEnv-v0/ddpg/s0-93bec123-q8d250000-f1d614ed/qat_int8",
     ],
