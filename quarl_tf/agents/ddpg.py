@@ -18,10 +18,11 @@ Deviations from the paper:
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from quarl_tf import networks
 from quarl_tf.agents import Change, tf_agents
-from quarl_tf.agents.off_policy import Exploration, OffPolicyAgent
+from quarl_tf.agents.off_policy import OffPolicyAgent
 from quarl_tf.environments import EnvSpec
 from quarl_tf.foundation.keras import keras
 from quarl_tf.networks import Design
@@ -80,19 +81,27 @@ def build(spec: EnvSpec, preset: DdpgPreset, seed: int, prepare: Change) -> OffP
         (critic_loss, critic, gradient_step(critic, preset.critic_learning_rate)),
         (actor_loss, actor, gradient_step(actor, preset.learning_rate)),
     ]
-    noise = action_noise(spec, preset)
-    return OffPolicyAgent(spec, preset, seed, agent, steps, target_actor, noise)
+    return NoisyActor(spec, preset, seed, agent, steps, target_actor)
 
 
-def action_noise(spec: EnvSpec, preset: DdpgPreset) -> Exploration:
-    """Return the exploration: uniform actions during warm-up, then noise on the actor's action."""
-    low, high = spec.bounds
-    correlation = 1.0 - _OU_DAMPING if preset.correlated_noise else 0.0
+class NoisyActor(OffPolicyAgent):
+    """Acts uniformly during warm-up, then with noise on the actor's action."""
 
-    def act(greedy: Any, random: np.random.Generator, _: float, untrained: bool, noise: Any) -> Any:
-        if untrained:
+    _preset: DdpgPreset
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._arrays["noise"] = np.zeros((self._preset.num_envs, self._spec.action_size))
+
+    def act(self, observations: npt.NDArray[Any], progress: float) -> npt.NDArray[Any]:
+        """Choose actions with noise."""
+        del progress
+        preset, random, noise = self._preset, self._act_random, self._arrays["noise"]
+        low, high = self._spec.bounds
+        # A training that goes on elsewhere has learned, though its new replay warms up.
+        if self._warming_up and not self._agent.train_step_counter.numpy():
             return random.uniform(low, high, size=noise.shape).astype(np.float32)
+        correlation = 1.0 - _OU_DAMPING if preset.correlated_noise else 0.0
         noise[:] = correlation * noise + preset.noise * random.standard_normal(noise.shape)
-        return np.clip(greedy() + (high - low) / 2 * noise, low, high).astype(np.float32)
-
-    return act
+        actions = self._greedy(observations) + (high - low) / 2 * noise
+        return np.clip(actions, low, high).astype(np.float32)

@@ -18,10 +18,11 @@ Deviations from the paper:
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from quarl_tf import networks
 from quarl_tf.agents import Change, tf_agents
-from quarl_tf.agents.off_policy import Exploration, OffPolicyAgent
+from quarl_tf.agents.off_policy import OffPolicyAgent
 from quarl_tf.environments import EnvSpec
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.networks import Design
@@ -60,17 +61,21 @@ def build(spec: EnvSpec, preset: DqnPreset, seed: int, prepare: Change) -> OffPo
         return [tf.clip_by_norm(gradient, preset.gradient_clip) for gradient in gradients]
 
     steps = [(loss, network, tf_agents.GradientStep(optimizer, clip))]
-    return OffPolicyAgent(spec, preset, seed, agent, steps, target, epsilon_greedy(spec, preset))
+    return EpsilonGreedy(spec, preset, seed, agent, steps, target)
 
 
-def epsilon_greedy(spec: EnvSpec, preset: DqnPreset) -> Exploration:
-    """Return the epsilon-greedy exploration; epsilon falls linearly from 1."""
+class EpsilonGreedy(OffPolicyAgent):
+    """Acts at random with probability epsilon, which falls linearly from 1."""
 
-    def act(greedy: Any, random: np.random.Generator, progress: float, *_: Any) -> Any:
+    _preset: DqnPreset
+
+    def act(self, observations: npt.NDArray[Any], progress: float) -> npt.NDArray[Any]:
+        """Choose random or greedy actions."""
+        preset, random = self._preset, self._act_random
         share = min(1.0, progress / preset.exploration_fraction)
         epsilon = 1.0 + share * (preset.exploration_final - 1.0)
         exploring = random.random(preset.num_envs) < epsilon
-        actions = random.integers(spec.action_size, size=preset.num_envs)
-        return actions if exploring.all() else np.where(exploring, actions, greedy())
-
-    return act
+        actions = random.integers(self._spec.action_size, size=preset.num_envs)
+        if exploring.all():
+            return actions
+        return np.where(exploring, actions, self._greedy(observations))

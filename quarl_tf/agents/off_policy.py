@@ -18,19 +18,12 @@ from quarl_tf.networks import inference
 from quarl_tf.networks.inference import Snapshot
 from quarl_tf.presets import OffPolicyPreset
 
-#: Chooses actions, given a function that returns the greedy ones, a generator, the finished share
-#: of the training, whether no gradient step was taken yet, and noise [num_envs, action size], which
-#: starts at 0 and may be changed.
-Exploration = Callable[
-    [Callable[[], npt.NDArray[Any]], np.random.Generator, float, bool, npt.NDArray[Any]],
-    npt.NDArray[Any],
-]
 #: A loss of a batch of transitions, its network and its gradient step.
 Step = tuple[Callable[[Any], Any], ModelNetwork, GradientStep]
 
 
 class OffPolicyAgent(Agent):
-    """Acts by an exploration, stores ticks in a replay and learns from samples of it."""
+    """Stores ticks in a replay and learns from samples of it."""
 
     def __init__(
         self,
@@ -40,7 +33,6 @@ class OffPolicyAgent(Agent):
         agent: Any,
         steps: Sequence[Step],
         target: ModelNetwork,
-        exploration: Exploration,
     ) -> None:
         """Learn by the steps; `agent` is that of TF-Agents.
 
@@ -53,8 +45,6 @@ class OffPolicyAgent(Agent):
         size = preset.buffer_size, preset.num_envs
         self._replay = Replay(spec, *size, n_step=preset.n_step, discount=preset.discount)
         self._parts["replay"] = self._replay
-        self._exploration = exploration
-        self._arrays["noise"] = np.zeros((preset.num_envs, spec.action_size))
         self._take_networks()
 
     def _take_networks(self) -> None:
@@ -73,16 +63,8 @@ class OffPolicyAgent(Agent):
     def _warming_up(self) -> bool:
         return len(self._replay) < self._preset.learning_starts
 
-    def act(self, observations: npt.NDArray[Any], progress: float) -> npt.NDArray[Any]:
-        """Return the exploration's actions."""
-
-        def greedy() -> npt.NDArray[Any]:
-            return self._spec.greedy(self._snapshot(observations))
-
-        # A training that goes on elsewhere has learned, though its new replay warms up.
-        untrained = self._warming_up and not self._agent.train_step_counter.numpy()
-        noise = self._arrays["noise"]
-        return self._exploration(greedy, self._act_random, progress, untrained, noise)
+    def _greedy(self, observations: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return self._spec.greedy(self._snapshot(observations))
 
     def observe(self, tick: Tick) -> None:
         """Store one tick."""

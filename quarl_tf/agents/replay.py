@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from quarl_tf.environments import EnvSpec, channels_last
 from quarl_tf.environments.acting import Tick
-from quarl_tf.foundation.errors import UsageError
 
 
 class Transitions(NamedTuple):
@@ -36,22 +35,11 @@ class Replay:
     def __init__(
         self, spec: EnvSpec, capacity: int, num_envs: int, *, n_step: int = 1, discount: float = 1.0
     ) -> None:
-        """Allocate `capacity` observations, in whole rows; a UsageError if these are too few.
-
-        A transition spans `n_step` steps, or fewer where its episode ends.
-        """
+        """Allocate `capacity` observations; transitions span `n_step` steps within an episode."""
         self._n_step, self._discount = n_step, discount
         rows = capacity // num_envs
-        kind: type[_FrameStacks | _Observations]
-        kind = _FrameStacks if spec.frame_stack > 1 else _Observations
+        kind: type[_Observations] = _FrameStacks if spec.frame_stack > 1 else _Observations
         self._observations = kind(rows, num_envs, spec)
-        # `reach` rows lose overwritten frames, the newest row has no successor, and of the others
-        # all but one may not start a transition: resets and a break.
-        if rows < (minimum := self._observations.reach + self._observations.resets + 3):
-            raise UsageError(
-                f"The replay must hold {minimum} observations of each environment; raise "
-                f"buffer_size. Received: {rows} of each of {num_envs}"
-            )
         shape = (rows, num_envs) if spec.num_actions else (rows, num_envs, spec.action_size)
         self._actions = np.zeros(shape, np.int32 if spec.num_actions else np.float32)
         self._rewards, self._continues = np.zeros((2, rows, num_envs), np.float32)
@@ -140,8 +128,6 @@ class Replay:
 class _Observations:
     #: Number of earlier rows that an observation is assembled from.
     reach = 0
-    #: Most rows in a row that only reset.
-    resets = 1
 
     def __init__(self, rows: int, num_envs: int, spec: EnvSpec) -> None:
         shape = (rows, num_envs, *spec.observation_shape)
@@ -155,10 +141,8 @@ class _Observations:
         return observations
 
 
-class _FrameStacks:
+class _FrameStacks(_Observations):
     """Stores the newest frame of each stack and its age: how many frames are of its game."""
-
-    resets = 3
 
     def __init__(self, rows: int, num_envs: int, spec: EnvSpec) -> None:
         height, width, self._depth = spec.observation_shape

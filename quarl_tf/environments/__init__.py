@@ -84,11 +84,10 @@ def require_actions(algo: str, spec: EnvSpec) -> None:
     require_known("algorithm", algo, ALGORITHMS)
     kinds = {int: "discrete", tuple: "multi-discrete", type(None): "continuous"}
     kind = kinds[type(spec.num_actions)]
-    needed_kinds = {name: preset.ACTIONS or kind for name, preset in ALGORITHMS.items()}
-    if needed_kinds[algo] != kind:
-        algos = [name for name, needed_kind in needed_kinds.items() if needed_kind == kind]
+    algos = [name for name, preset in ALGORITHMS.items() if preset.ACTIONS in (None, kind)]
+    if algo not in algos:
         raise UsageError(
-            f"{algo} needs {needed_kinds[algo]} actions; take {' or '.join(algos)}. "
+            f"{algo} needs {ALGORITHMS[algo].ACTIONS} actions; take {' or '.join(algos)}. "
             f"Received: actions={kind!r}"
         )
 
@@ -144,16 +143,14 @@ def make(env_id: str, *, sticky: float = 0.0, **options: Any) -> gym.Env[Any, An
     """Make one environment with plain spaces (see `environments.spaces`).
 
     Atari games follow the papers' evaluation protocol (see `environments.atari`), but repeat their
-    last action at a frame with probability `sticky`. Options are those of `gymnasium.make`.
-
-    Raises:
-        UsageError: The environment is unknown, cannot be made, or needs a missing package.
+    last action at a frame with probability `sticky`. Options are those of `gymnasium.make`. A
+    UsageError if the environment is unknown, cannot be made, or needs a missing package.
     """
     registration = registry.find(env_id)
-    create = partial(gym.make, env_id, disable_env_checker=True, **options)
     with registry.making(env_id):
         if atari.plays(registration):
             return atari.make(registration, sticky, **options)
+        create = partial(gym.make, env_id, disable_env_checker=True, **options)
         keeps_state = str(registration.entry_point).startswith(wrappers.KEEPS_STATE)
         env = wrappers.RebuildOnReset(create) if keeps_state else create()
         return spaces.plain(env if registry.is_versioned(env_id) else wrappers.UserEnvironment(env))

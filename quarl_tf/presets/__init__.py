@@ -55,9 +55,8 @@ class Preset(ABC):
     num_envs: _Count  #: Environments stepped together.
     network: _Network  #: Units of the hidden layers, or the name of one of `architectures.NAMED`.
     learning_rate: _Positive  #: The optimizer's step size at the start.
-    #: Whether the learning rate falls linearly to 0, before the end of training by at most a round
-    #: of learning, and the share of ticks that only reset: 1 in n + 1 for episodes of n steps,
-    #: in games up to 3 in n + 3 for lives of n.
+    #: Whether the learning rate falls linearly to 0, which it reaches before the end of training by
+    #: at most a round of learning and the share of ticks that only reset.
     learning_rate_decay: _Flag
     discount: _Fraction  #: Discount of future reward, per environment step.
     train_frequency: _Count  #: Environment steps between bursts of learning.
@@ -138,10 +137,13 @@ class OffPolicyPreset(Preset):
         return (self.steps - self.learning_starts) * self.gradient_steps // self.train_frequency
 
     def _check(self) -> None:
+        # Of 9 rows of a game 3 lack overwritten frames, 3 may only reset, and the newest and a
+        # break have no successor.
+        least = max(self.learning_starts + self.num_envs, 9 * self.num_envs)
         self._require(
-            2 * self.num_envs <= self.learning_starts <= self.buffer_size - self.num_envs,
+            2 * self.num_envs <= self.learning_starts and least <= self.buffer_size,
             "learning_starts must be at least 2 * num_envs, and buffer_size at least "
-            "learning_starts + num_envs",
+            "learning_starts + num_envs and 9 * num_envs",
             *("learning_starts", "buffer_size", "num_envs"),
         )
         self._require(
@@ -265,8 +267,7 @@ def load(
 ) -> Preset:
     """Load the preset of an (algorithm, environment); a user's `file` takes precedence.
 
-    Raises:
-        UsageError: There is none, the file is invalid, or a value is.
+    A UsageError if there is none, or if the file or a value is invalid.
     """
     table = _table(algo, file)
     place = "a file of yours, given with --presets" if file is None else file

@@ -14,8 +14,6 @@ from scipy.special import log_softmax
 
 from quarl_tf import agents, environments, networks, presets
 from quarl_tf.agents import tf_agents
-from quarl_tf.agents.ddpg import action_noise
-from quarl_tf.agents.dqn import epsilon_greedy
 from quarl_tf.agents.on_policy import advantage_estimates
 from quarl_tf.environments import EnvSpec
 from quarl_tf.environments.acting import Tick
@@ -66,33 +64,33 @@ def test_an_agent_from_a_network_acts_as_it_and_keeps_its_statistics(algo: str, 
 def test_dqn_explores_less_and_less() -> None:
     changes = {"num_envs": 10_000, "train_frequency": 10_000, "learning_starts": 20_000}
     exploration = {"exploration_fraction": 0.2, "exploration_final": 0.2, "steps": 50_000}
-    explore = epsilon_greedy(CART_POLE, presets.load("dqn", "CartPole-v1", changes | exploration))
-    best, random = np.ones(10_000, np.int64), np.random.default_rng(0)
+    agent = build("dqn", **changes, **exploration)
+    agent._greedy = lambda _: np.ones(10_000, np.int64)
     for progress, share in ((0.0, 1.0), (0.1, 0.6), (0.2, 0.2), (1.0, 0.2)):
-        actions = explore(lambda: best, random, progress, False, None)
+        actions = agent.act(None, progress)
         # Half of what is explored is the best action as well; four standard errors.
         assert abs((actions == 0).mean() - share / 2) < 4 * 0.5 / 100
 
 
-def explore(num_envs: int, **changes: Any) -> Any:
+def ddpg(num_envs: int, greedy: Any, **changes: Any) -> Any:
     sizes = {"num_envs": num_envs, "train_frequency": num_envs, "learning_starts": 2 * num_envs}
-    preset: Any = presets.load("ddpg", "MountainCarContinuous-v0", sizes | changes)
-    noise = np.zeros((num_envs, 2))
-    return lambda *arguments: action_noise(STEERED, preset)(*arguments, noise)
+    agent = build("ddpg", STEERED, **sizes, **changes)
+    agent._greedy = greedy
+    return agent
 
 
 def test_ddpg_acts_uniformly_until_the_replay_is_warm() -> None:
-    never = Mock(side_effect=AssertionError)
-    actions = explore(2000)(never, np.random.default_rng(0), 0.0, True)
+    actions = ddpg(2000, Mock(side_effect=AssertionError)).act(None, 0.0)
     for drawn, low, high in zip(actions.T, LOW, HIGH, strict=True):
         assert stats.kstest(drawn, stats.uniform(low, high - low).cdf).pvalue > 1e-4
 
 
 @pytest.mark.parametrize(("correlated", "expected"), [(True, 0.85), (False, 0.0)])
 def test_noise_is_as_wide_and_correlated_as_preset(correlated: bool, expected: float) -> None:
-    exploration = explore(400, noise=0.05, correlated_noise=correlated)
-    best, random = np.array([1.0, 4.0], np.float32), np.random.default_rng(0)
-    drawn = [exploration(lambda: best, random, 0.0, False) for _ in range(200)]
+    best = np.array([1.0, 4.0], np.float32)
+    agent = ddpg(400, lambda _: best, noise=0.05, correlated_noise=correlated)
+    agent._agent.train_step_counter.assign(1)
+    drawn = [agent.act(None, 0.0) for _ in range(200)]
     noise = (np.stack(drawn)[50:] - best) / [2, 5]  # In half ranges.
     np.testing.assert_allclose(noise.std(axis=(0, 1)), 0.05 / np.sqrt(1 - expected**2), rtol=0.05)
     before, after = noise[:-1].ravel(), noise[1:].ravel()

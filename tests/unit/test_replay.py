@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samples import refused
 from scipy import stats
 
 from quarl_tf.agents.replay import Replay
@@ -148,12 +147,6 @@ def test_every_transition_is_as_likely_as_any_other_and_depends_on_the_generator
     assert len(counts) == len(expected)
     assert stats.chisquare(counts).pvalue > 1e-4
     np.testing.assert_array_equal(first.action, again.action)
-
-
-@pytest.mark.parametrize(("spec", "least"), [(VECTORS, 4), (STACKS, 9)])
-def test_a_replay_too_small_to_draw_from_is_refused(spec: EnvSpec, least: int) -> None:
-    assert f"Received: {least - 1} of each of 2" in refused(Replay, spec, 2 * least - 1, 2, code=2)
-    Replay(spec, 2 * least, 2)
 
 
 def test_transitions_of_a_game_are_those_seen() -> None:

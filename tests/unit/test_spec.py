@@ -280,6 +280,7 @@ def test_values_of_another_kind_are_refused(name: str, values: list[Any]) -> Non
         (DQN, {"evaluation_every": 10**6, "until": 475}, "until=475, evaluation_every=1000000"),
         (DQN, {"learning_starts": 8}, "learning_starts=8"),
         (DQN, {"buffer_size": 1001}, "buffer_size=1001"),
+        (DQN, {"buffer_size": 71, "learning_starts": 16}, "buffer_size=71"),  # Of 8 environments.
         (DDPG, {"steps": 1000, "learning_starts": 900, "train_frequency": 200}, "steps=1000"),
         (("ppo", "CartPole-v1"), {"minibatch_size": 100}, "minibatch_size=100"),
         (("ppo", "CartPole-v1"), {"minibatch_size": 1}, "minibatch_size=1"),
