@@ -30,8 +30,9 @@ from quarl_tf.presets import ALGORITHMS, tables
 from quarl_tf.report.figures.style import scheme_colour
 from quarl_tf.report.page import limits, number_text, percent, size, templates
 from quarl_tf.runtime import flatbuffer
-from quarl_tf.spec import LISTED_SCHEMES, LayerFormat, Run, Scheme, TensorFormat
+from quarl_tf.spec import LayerFormat, Run, Scheme, TensorFormat
 from quarl_tf.spec.recipe import QAT_BITS
+from quarl_tf.spec.scheme import LISTED_SCHEMES
 from quarl_tf.store.records import Evaluation
 from quarl_tf.store.workspace import Workspace
 

@@ -10,7 +10,6 @@ _EXTRAS = {
     **dict.fromkeys(("jinja2", "matplotlib", "pandas", "PIL", "seaborn"), "report"),
     "mcufit": "boards",
     "pygame": "video",
-    "ray": "cluster",
 }
 
 

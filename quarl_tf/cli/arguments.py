@@ -15,6 +15,7 @@ from quarl_tf.foundation.kinds import Kind
 from quarl_tf.presets import ALGORITHMS, PRECISIONS
 from quarl_tf.spec import GREEDY, INT8_SCHEMES, REFERENCE, Chance
 from quarl_tf.spec.run import DEFAULT_EPISODES, DEFAULT_MARGIN_PERCENT
+from quarl_tf.store.workspace import Workspace
 
 _Option = Callable[[argparse.ArgumentParser], object]
 
@@ -34,7 +35,7 @@ def build() -> argparse.ArgumentParser:
         epilog=f"example: quarl run {_TASK_EXAMPLE}",
     )
     parser.add_argument("--version", action="version", version=f"quarl_tf {__version__}")
-    parser.set_defaults(verb=None, confident=False, modules=(), root=Path())
+    parser.set_defaults(verb=None, confident=False, modules=(), workspace=Workspace(Path()))
     groups: dict[str, Any] = {"": parser.add_subparsers(title="verbs", metavar="VERB")}
     for name, (help_, example, *options) in _VERBS.items():
         group, _, word = name.rpartition(" ")
@@ -112,7 +113,8 @@ def _task(parser: argparse.ArgumentParser) -> None:
 
 _TASK_EXAMPLE = "--root mine --algo dqn --env CartPole-v1 --seed 0"
 _ROOT_HELP = "folder of runs/, tflite_models/ and reports/ (default: the current one)"
-_ROOT = _option("--root", _ROOT_HELP, type=Path, metavar="DIR", default=Path())
+_WORKSPACE: dict[str, Any] = {"type": lambda text: Workspace(Path(text)), "dest": "workspace"}
+_ROOT = _option("--root", _ROOT_HELP, metavar="DIR", default=Workspace(Path()), **_WORKSPACE)
 _IMPORT_HELP = "import a module that registers environments of your own"
 _IMPORT = _list_option("--import", _IMPORT_HELP, metavar="MODULE", dest="modules")
 _RUN_ID = _option("run", "run id, for example dqn-CartPole-v1-s0", metavar="RUN")
@@ -168,7 +170,6 @@ _EVALUATION = (
 _TARGET_HELP = "c: C99 of --schemes (default: int8, qat_int8); RUN may be such a file, or its name"
 _NO_FLOAT_HELP = "C in integers alone: observations, heads and actions in Q16.16 (65536 is 1)"
 _ADOPTED_HELP = "one observation in, one head out; FILE.json may describe it"
-_HEADS = ("logits", "q_values", "action")
 _PTQ_NAMES = "ptq_wN, ptq_opt_wN, ptq_opt_wNaN, ptq_paper_wN"
 _SAVE_EXAMPLE = "dqn-CartPole-v1-s0 dqn.npz --root mine"
 _SAVE_HELP = "what to write, .npz, 20 MB at most: no replay"
@@ -185,8 +186,6 @@ _ENGINE = (
 )
 _OBSERVATIONS_HELP = "calibrate on these as well as on rollouts: an array [n, ...] in .npy"
 _BOARD_HELP = "check that it fits this board, else exit with 3 (esp32, nano33ble, pico and others)"
-
-
 _STUDY_EXAMPLE = "studies/qat.yaml"
 _STUDY = (_option("study", "the study's file, in YAML", type=Path, metavar="STUDY"), _ROOT)
 
@@ -220,7 +219,7 @@ _VERBS: dict[str, tuple[Any, ...]] = {
         _option("file", _ADOPTED_HELP, type=Path, metavar="FILE"),
         _option("--trust", "run a SavedModel, which is a program", action="store_true"),
         _option("--env", "Gymnasium id (default: from FILE.json)", metavar="ID"),
-        _option("--head", "(default: from FILE.json)", choices=_HEADS),
+        _option("--head", "(default: from FILE.json)", choices=("logits", "q_values", "action")),
         _option("--name", "name of the run (default: 12 digits of the flatbuffer's sha256)"),
         _option("--seed", "seed of the run (default: 0)", type=int, default=0),
         _option("--schemes", "comma-separated (default: fp32)", metavar="LIST", default=REFERENCE),

@@ -26,7 +26,7 @@ from quarl_tf.foundation.files import sha256
 from quarl_tf.runtime.flatbuffer import FLOAT_TYPES, FlatbufferAudit
 from quarl_tf.spec import BASELINE, REFERENCE
 from quarl_tf.store import state
-from quarl_tf.store.records import Evaluation
+from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.workspace import Workspace, evaluation_path, has_sidecar, reference_path
 from quarl_tf.study import State, Status
 
@@ -37,22 +37,23 @@ _plain = partial(Table, box=None, padding=(0, 1, 0, 0))
 def results_table(artifacts: Sequence[Path], args: Namespace) -> Table:
     """Return a table of the flatbuffers in one folder."""
     policies = [Entry.load(path) for path in artifacts]
+    evaluations = [_evaluation(path, args) for path in artifacts]
     comparisons = [_comparison(policy, args) for policy in policies]
     counts = {comparison.episodes if comparison else args.episodes for comparison in comparisons}
     episodes = f"{counts.pop()} episodes, the same for every scheme" if len(counts) == 1 else ""
     about = ", ".join(filter(None, (episodes, args.chance.words)))
     title = f"{escape(policies[0].run.run_id)}: {about}"
-    table = _plain(title=title, title_justify="left")
     means = [abs(comparison.reference_mean) for comparison in comparisons if comparison]
     digits = _digits(max(means, default=0))
-    rows = [_row(*pair, args, digits) for pair in zip(policies, comparisons, strict=True)]
+    results = zip(policies, evaluations, comparisons, strict=True)
+    rows = [_row(policy.sidecar, played, compared, digits) for policy, played, compared in results]
+    table = _plain(title=title, title_justify="left")
     for name in rows[0]:
         justify: JustifyMethod = "left" if name in ("scheme", "verdict") else "right"
         wraps = name == "verdict" or "95 %" in name
         table.add_column(name, justify=justify, no_wrap=not wraps)
     for row in rows:
         table.add_row(*row.values())
-    evaluations = (Evaluation.load(evaluation_path(path, args.chance)) for path in artifacts)
     timed_on = {evaluation.processor or "an unknown processor" for evaluation in evaluations}
     others = sorted(timed_on - {provenance.processor()})
     if others and any(row[name] for row in rows for name in row if "µs" in name):
@@ -184,10 +185,8 @@ def doctor_table(findings: Sequence[Finding]) -> Table:
 
 
 def _row(
-    policy: Entry, comparison: Comparison | None, args: Namespace, digits: int
+    sidecar: Sidecar, evaluation: Evaluation, comparison: Comparison | None, digits: int
 ) -> dict[str, str]:
-    sidecar = policy.sidecar
-    evaluation = Evaluation.load(evaluation_path(policy.artifact, args.chance)).first(args.episodes)
     latency = (evaluation.latency_us or {}).get("median")
     returns = comparison.returns if comparison else compare.mean_return(evaluation)
     error, difference, verdict = "", "", "no fp32 to compare with"
@@ -200,7 +199,7 @@ def _row(
     return {
         "scheme": sidecar.scheme,
         "bytes": f"{sidecar.size_bytes:,}" if sidecar.native else "simulated",
-        "sample µs" if args.chance.kind == "sampled" else "act µs": (
+        "sample µs" if evaluation.protocol.actions == "sampled" else "act µs": (
             f"{latency:.1f}" if latency is not None and sidecar.native else ""
         ),
         "return": f"{returns.mean:.{digits}f}",
@@ -217,7 +216,7 @@ def random_note(artifact: Path, args: Namespace) -> str:
     fp32, run = reference_path(artifact, policy.sidecar), policy.run.plain
     if _comparison(policy, args) is None:
         return ""
-    evaluation = Evaluation.load(evaluation_path(fp32, args.chance)).first(args.episodes)
+    evaluation = _evaluation(fp32, args)
     random = state.baseline(fp32.with_name(f"{BASELINE}.tflite"), run, evaluation.seeds)
     if random is None or not compare.is_as_random(evaluation, random):
         return ""
@@ -246,36 +245,41 @@ def require_gate(artifacts: Sequence[Path], args: Namespace) -> None:
         policy = Entry.load(path)
         comparison = _comparison(policy, args)
         if comparison is None:
-            plain, reference_file = policy.run.plain, reference_path(path, policy.sidecar)
-            remedy = f"copy {REFERENCE}.tflite and its .json beside it"
-            if not plain.adopted:
-                export = f"quarl export {plain.run_id} --schemes {REFERENCE}"
-                folder = reference_file.absolute().parent
-                if folder.parts[-4:-3] == ("tflite_models",):
-                    export = Workspace(folder.parents[3]).command(export)
-                remedy += f" (`{export}`)"
-            raise GateError(
-                "There is no fp32 result on the same seeds, by the same rules, to compare the "
-                f"file with; {remedy} and evaluate again. Received: {path}, fp32 is expected at "
-                f"{reference_file}"
-            )
-        error, low = comparison.reward_error_percent, comparison.difference.low
+            raise _without_reference(policy)
+        error = comparison.reward_error_percent
+        flaw = "undefined, fp32 earns 0"
         if error is not None and args.confident and comparison.scheme != REFERENCE:
             # The worse end of the interval counts.
-            if comparison.difference.alike >= compare.MIN_EPISODES:
-                low = comparison.difference.mean
-            reference = comparison.reference_mean
-            error = compare.reward_error(reference, reference + low) if math.isfinite(low) else None
+            difference, fp32 = comparison.difference, comparison.reference_mean
+            low = difference.mean if difference.alike >= compare.MIN_EPISODES else difference.low
+            error = compare.reward_error(fp32, fp32 + low) if math.isfinite(low) else None
+            flaw = "no interval, which takes more episodes that differ (--episodes, --sticky)"
         if error is None or error > args.gate:
-            text = "undefined, fp32 earns 0" if error is None else f"{error:.2f} %"
-            if error is None and comparison.reward_error_percent is not None:
-                text = "no interval, which takes more episodes that differ (--episodes, --sticky)"
-            failures.append(f"{path.stem} {text}")
+            failures.append(f"{path.stem} {flaw if error is None else f'{error:.2f} %'}")
     if failures:
         raise GateError(
             f"Some schemes are not within the gate of {args.gate:g} % reward error. "
             f"Received: {', '.join(failures)}"
         )
+
+
+def _without_reference(policy: Entry) -> GateError:
+    run, reference = policy.run.plain, reference_path(policy.artifact, policy.sidecar)
+    remedy = f"copy {REFERENCE}.tflite and its .json beside it"
+    if not run.adopted:
+        command = f"quarl export {run.run_id} --schemes {REFERENCE}"
+        folder = reference.absolute().parent
+        if folder.parts[-4:-3] == ("tflite_models",):
+            command = Workspace(folder.parents[3]).command(command)
+        remedy += f" (`{command}`)"
+    return GateError(
+        "There is no fp32 result on the same seeds, by the same rules, to compare the file with; "
+        f"{remedy} and evaluate again. Received: {policy.artifact}, fp32 is expected at {reference}"
+    )
+
+
+def _evaluation(artifact: Path, args: Namespace) -> Evaluation:
+    return Evaluation.load(evaluation_path(artifact, args.chance)).first(args.episodes)
 
 
 def _comparison(policy: Entry, args: Namespace) -> Comparison | None:

@@ -4,13 +4,13 @@ Exit codes: 0 success, 1 failure, 2 wrong use, 3 failed quality gate, 4 busy, 13
 141 output closed.
 """
 
-import argparse
 import atexit
 import errno
 import os
 import shlex
 import signal
 import sys
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -38,17 +38,11 @@ from quarl_tf.foundation.files import read_json, require_writable, write_csv, wr
 from quarl_tf.presets import Preset, tables
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import DEFAULT_SCHEMES, LISTED_SCHEMES, REFERENCE, Quantization, Scheme
-from quarl_tf.spec.recipe import require_layers
+from quarl_tf.spec import DEFAULT_SCHEMES, REFERENCE, Quantization, Scheme
 from quarl_tf.spec.run import ADOPTED, Run, require_possible
+from quarl_tf.spec.scheme import LISTED_SCHEMES
 from quarl_tf.store import state
-from quarl_tf.store.workspace import (
-    Workspace,
-    blame_path,
-    evaluation_path,
-    is_evaluated,
-    report_name,
-)
+from quarl_tf.store.workspace import blame_path, evaluation_path, is_evaluated, report_name
 from quarl_tf.study import State, Study, engine, plan, read, write_study_report
 from quarl_tf.training import checkpoint
 
@@ -112,13 +106,13 @@ def main(words: Sequence[str] | None = None) -> int:
     return 1
 
 
-def _run(args: argparse.Namespace) -> None:
+def _run(args: Namespace) -> None:
     run, preset = _requested_run(args)
     # fp32 is what all others are compared with.
     schemes = _schemes(args, run, reference=run.quantization is None)
     summary.require_gated(schemes, args)
     environments.require_chance(run.env_id, args.chance, run.algo)
-    workspace = Workspace(args.root)
+    workspace = args.workspace
     reference = state.state(workspace, run.plain, REFERENCE, chance=args.chance)
     if run.quantization and reference.sidecar is None:
         _check_network(run, preset)  # What cannot be quantised needs no reference.
@@ -155,20 +149,19 @@ def _run(args: argparse.Namespace) -> None:
     summary.require_gate(artifacts, args)
 
 
-def _train(args: argparse.Namespace) -> None:
+def _train(args: Namespace) -> None:
     _train_one(args, *_requested_run(args))
 
 
-def _checkpoint_save(args: argparse.Namespace) -> None:
+def _checkpoint_save(args: Namespace) -> None:
     if args.file.suffix != ".npz":
         raise UsageError(f"The name of the file ends in .npz. Received: file={str(args.file)!r}")
-    workspace = Workspace(args.root)
-    run = checkpoint.save_to_go_on(workspace.run_dir(args.run), args.file)
+    run = checkpoint.save_to_go_on(args.workspace.run_dir(args.run), args.file)
     _say(f"saved     {args.file}  ({args.file.stat().st_size:,} bytes)")
-    _say(f"resume by {workspace.command(run.command('train'))}")
+    _say(f"resume by {args.workspace.command(run.command('train'))}")
 
 
-def _export(args: argparse.Namespace) -> None:
+def _export(args: Namespace) -> None:
     schemes = None if args.schemes is None else _schemes(args)
     if args.target == "c":
         _export_c(args, schemes)
@@ -183,8 +176,8 @@ def _export(args: argparse.Namespace) -> None:
     _export_all(args, args.run, schemes)
 
 
-def _export_c(args: argparse.Namespace, schemes: Sequence[str] | None) -> None:
-    is_file, workspace = _is_file(args.run), Workspace(args.root)
+def _export_c(args: Namespace, schemes: Sequence[str] | None) -> None:
+    is_file, workspace = _is_file(args.run), args.workspace
     if is_file and schemes is not None:
         raise UsageError(
             f"A file has its scheme; leave out --schemes. Received: --schemes {args.schemes}"
@@ -203,13 +196,13 @@ def _export_c(args: argparse.Namespace, schemes: Sequence[str] | None) -> None:
         _say(f"wrote     {path.with_suffix('.c')}  ({size})")
 
 
-def _adopt(args: argparse.Namespace) -> None:
+def _adopt(args: Namespace) -> None:
     if any(args.file.glob("saved_model.*")) and not args.trust:
         raise UsageError(
             "A SavedModel is a program, which runs when it is converted; give --trust if you trust "
             f"it. Received: {args.file}"
         )
-    names, workspace = _schemes(args, reference=True), Workspace(args.root)
+    names, workspace = _schemes(args, reference=True), args.workspace
     summary.require_gated(names, args)
     with spinner("adopt"):
         run = adopt(
@@ -227,19 +220,19 @@ def _adopt(args: argparse.Namespace) -> None:
     summary.require_gate(artifacts, args)
 
 
-def _quantize(args: argparse.Namespace) -> None:
+def _quantize(args: Namespace) -> None:
     (artifact,) = _artifacts(args, [args.artifact])
     _say(f"quantised {quantize(artifact, Scheme.parse(args.scheme), args.observations)}")
 
 
-def _evaluate(args: argparse.Namespace) -> None:
+def _evaluate(args: Namespace) -> None:
     artifacts = _artifacts(args, args.artifacts)
     summary.require_gated((Policy.load(path).sidecar.scheme for path in artifacts), args)
     _evaluate_all(args, artifacts)
     summary.require_gate(artifacts, args)
 
 
-def _bench(args: argparse.Namespace) -> None:
+def _bench(args: Namespace) -> None:
     artifacts = _artifacts(args, args.artifacts, read_only=not args.save)
     if args.json is not None:
         require_writable(args.json)  # Before the calls are timed.
@@ -259,7 +252,7 @@ def _bench(args: argparse.Namespace) -> None:
         _say(f"saved     {path}")
 
 
-def _record(args: argparse.Namespace) -> None:
+def _record(args: Namespace) -> None:
     with spinner("record"):
         from quarl_tf.evaluation import video
 
@@ -267,24 +260,22 @@ def _record(args: argparse.Namespace) -> None:
     _say(f"recorded  {args.out}")
 
 
-def _watch(args: argparse.Namespace) -> None:
+def _watch(args: Namespace) -> None:
     from quarl_tf.evaluation import video
 
     video.watch(video.scene(_policies(args), args.seed, args.max_steps))
 
 
-def _policies(args: argparse.Namespace) -> list[Policy]:
+def _policies(args: Namespace) -> list[Policy]:
     artifacts = _artifacts(args, args.policies, _schemes(args), read_only=True)
     return [Policy.load(path) for path in artifacts]
 
 
-def _blame(args: argparse.Namespace) -> None:
+def _blame(args: Namespace) -> None:
     (path,) = _artifacts(args, [args.policy], [REFERENCE])
     policy = Policy.load(path)
-    if policy.sidecar.scheme != REFERENCE:
-        raise UsageError(
-            f"Name the {REFERENCE} file of a policy. Received: scheme={policy.sidecar.scheme!r}"
-        )
+    if (scheme := policy.sidecar.scheme) != REFERENCE:
+        raise UsageError(f"Name the {REFERENCE} file of a policy. Received: scheme={scheme!r}")
     require_writable(blame_path(path))  # Before the episodes are played.
     with spinner("blame"):
         layers = blame(flatbuffer.read(path), policy, args.episodes)
@@ -301,7 +292,7 @@ def _blame(args: argparse.Namespace) -> None:
 
 
 def _artifacts(
-    args: argparse.Namespace,
+    args: Namespace,
     names: Iterable[str],
     schemes: Sequence[str] | None = None,
     *,
@@ -316,11 +307,10 @@ def _artifacts(
     for name in names:
         path = Path(name)
         if schemes and not _is_file(name):
-            workspace = Workspace(args.root)
             for scheme in schemes:
-                paths.append(workspace.artifact(name, scheme))
+                paths.append(args.workspace.artifact(name, scheme))
                 if read_only and not paths[-1].exists():
-                    command = workspace.command(f"quarl export {name} --schemes {scheme}")
+                    command = args.workspace.command(f"quarl export {name} --schemes {scheme}")
                     raise QuarlError(
                         f"{paths[-1]} is not there; make it ({command}), or give the folder of "
                         f"the run (--root). Received: {name!r}"
@@ -333,9 +323,9 @@ def _artifacts(
                 f"ENVIRONMENT/ALGORITHM/SCHEME. Received: {name!r}"
             )
         elif read_only:
-            paths.append(shelf.find(path.as_posix(), Workspace(args.root).shelf).artifact)
+            paths.append(shelf.find(path.as_posix(), args.workspace.shelf).artifact)
         else:
-            paths.append(shelf.take(path.as_posix(), Workspace(args.root).shelf))
+            paths.append(shelf.take(path.as_posix(), args.workspace.shelf))
             _say(f"found     {paths[-1]}")
     return paths
 
@@ -345,11 +335,11 @@ def _is_file(name: str) -> bool:
     return "/" in name or name.endswith(".tflite")
 
 
-def _report(args: argparse.Namespace) -> None:
+def _report(args: Namespace) -> None:
     with spinner("report"):
         page = pipeline.report(
             args.runs,
-            root=args.root,
+            root=args.workspace.root,
             name=args.name,
             margin_percent=args.margin,
             chance=args.chance,
@@ -360,18 +350,18 @@ def _report(args: argparse.Namespace) -> None:
         _warn(f"experiments without a result: {missing}; the report says why, and what makes them.")
 
 
-def _study_plan(args: argparse.Namespace) -> None:
-    workspace, study = Workspace(args.root), _read_study(args.study)
+def _study_plan(args: Namespace) -> None:
+    study = _read_study(args.study)
     if args.commands:
-        for line in engine.commands(workspace, study):
+        for line in engine.commands(args.workspace, study):
             _say(line)
         return
-    statuses = plan(workspace, study)
+    statuses = plan(args.workspace, study)
     _console.print(summary.study_table(statuses))
     _console.print(summary.counts(statuses))
 
 
-def _chosen_engine(args: argparse.Namespace) -> engine.LocalEngine | engine.RayEngine:
+def _chosen_engine(args: Namespace) -> engine.LocalEngine | engine.RayEngine:
     """Return the engine of `--engine`; a UsageError for an option of the other one."""
     foreign_options = {"ray": ("jobs", "shard"), "local": ("address", "cores", "gather")}
     for name in foreign_options[args.engine]:
@@ -381,7 +371,7 @@ def _chosen_engine(args: argparse.Namespace) -> engine.LocalEngine | engine.RayE
                 f"Received: --engine {args.engine}, {name}={value}"
             )
     if args.engine == "ray":
-        gather_in = args.root.resolve() if args.gather else None
+        gather_in = args.workspace.root.resolve() if args.gather else None
         cluster = engine.RayEngine(args.address, args.cores or 1, gather_in)
         if (args.cores or 1) > cluster.most_cores:
             _warn(
@@ -392,8 +382,8 @@ def _chosen_engine(args: argparse.Namespace) -> engine.LocalEngine | engine.RayE
     return engine.LocalEngine(args.jobs or len(provenance.available_cores()))
 
 
-def _study_run(args: argparse.Namespace) -> None:
-    workspace, study = Workspace(args.root), _read_study(args.study)
+def _study_run(args: Namespace) -> None:
+    workspace, study = args.workspace, _read_study(args.study)
     runs = {run.run_id: run for run, _ in study.experiments()}
     new_runs = [run for run_id, run in runs.items() if not state.is_trained(workspace, run_id)]
     _warn_slow(pipeline.preset_of(run) for run in new_runs)
@@ -422,8 +412,8 @@ def _say(line: str) -> None:
     _console.print(line, soft_wrap=True, markup=False)
 
 
-def _study_status(args: argparse.Namespace) -> None:
-    statuses = plan(Workspace(args.root), _read_study(args.study))
+def _study_status(args: Namespace) -> None:
+    statuses = plan(args.workspace, _read_study(args.study))
     _console.print(summary.counts(statuses))
     unfinished = [status for status in statuses if status.state != State.EVALUATED]
     failures = [status for status in unfinished if status.state == State.FAILED]
@@ -435,23 +425,23 @@ def _study_status(args: argparse.Namespace) -> None:
         _say(f"{reason}: {count}")
 
 
-def _study_report(args: argparse.Namespace) -> None:
-    workspace, study = Workspace(args.root), _read_study(args.study)
+def _study_report(args: Namespace) -> None:
+    study = _read_study(args.study)
     with spinner("report"):
         remedy = _study_command(args, "run")
         page = write_study_report(
-            workspace, study, margin_percent=args.margin, command=args.command, remedy=remedy
+            args.workspace, study, margin_percent=args.margin, command=args.command, remedy=remedy
         )
     _say(f"report    {page}")
-    _console.print(summary.counts(plan(workspace, study)))
+    _console.print(summary.counts(plan(args.workspace, study)))
 
 
-def _study_command(args: argparse.Namespace, action: str) -> str:
+def _study_command(args: Namespace, action: str) -> str:
     command = shlex.join(["quarl", "study", action, str(args.study)])
-    return Workspace(args.root).command(command)
+    return str(args.workspace.command(command))
 
 
-def _inspect(args: argparse.Namespace) -> None:
+def _inspect(args: Namespace) -> None:
     (artifact,) = _artifacts(args, [args.artifact], read_only=True)
     table = summary.content_table(artifact, flatbuffer.audit(artifact))
     fits = [] if args.board is None else boards.fits(artifact, args.board)
@@ -473,8 +463,8 @@ def _inspect(args: argparse.Namespace) -> None:
         )
 
 
-def _list(args: argparse.Namespace) -> None:
-    workspace = Workspace(args.root)
+def _list(args: Namespace) -> None:
+    workspace = args.workspace
     with spinner("list"):
         shelf_table = summary.shelf_table(shelf.available(workspace.shelf))
     _console.print(shelf_table)
@@ -488,7 +478,7 @@ def _list(args: argparse.Namespace) -> None:
         "qat_int8, qat_int4, and qat_wNaN for N = 2 ... 8"
     )
     runs = Table("run", "trained", "exported", "evaluated")
-    on_shelf = args.root.resolve() == Path.cwd()
+    on_shelf = workspace.root.resolve() == Path.cwd()
     for run_id in workspace.run_ids():
         folder = workspace.run_dir(run_id)
         adopted = run_id.startswith(f"{ADOPTED}-")
@@ -507,7 +497,7 @@ def _list(args: argparse.Namespace) -> None:
         _say(f"no runs in {workspace.root.resolve()}")
 
 
-def _doctor(_: argparse.Namespace) -> None:
+def _doctor(_: Namespace) -> None:
     findings = doctor.examine()
     _console.print(summary.doctor_table(findings))
     failed = [finding.package for finding in findings if finding.remedy]
@@ -517,7 +507,7 @@ def _doctor(_: argparse.Namespace) -> None:
         )
 
 
-def _requested_run(args: argparse.Namespace) -> tuple[Run, Preset]:
+def _requested_run(args: Namespace) -> tuple[Run, Preset]:
     if (args.task is None) == (args.env is None):
         raise UsageError(
             "A run has one environment; give it as ENV or as --env ID (quarl list). "
@@ -539,8 +529,8 @@ def _requested_run(args: argparse.Namespace) -> tuple[Run, Preset]:
     modules = tuple(args.modules)
     run = Run(algo, env_id, args.seed, overrides, quantization, modules, presets_file)
     if args.origin is not None:
-        run = pipeline.with_origin(Workspace(args.root), args.origin, run, preset)
-    state.require_trainable(Workspace(args.root), run, preset)
+        run = pipeline.with_origin(args.workspace, args.origin, run, preset)
+    state.require_trainable(args.workspace, run, preset)
     return run, preset
 
 
@@ -576,14 +566,14 @@ def _check_network(run: Run, preset: Preset, schemes: Iterable[str] = ()) -> Non
 
     spec = environments.env_spec(run.env_id)
     network = watching(run.quantization)(agents.build_network(run.algo, spec, preset, run.seed))
+    kernels = {layer.name for layer in network.layers if hasattr(layer, "kernel")}
     for scheme in map(Scheme.parse, schemes):
-        kernels = (layer.name for layer in network.layers if hasattr(layer, "kernel"))
-        if not scheme.aware:  # A flatbuffer has no names for a dueling network's value.
-            kernels = (name for name in kernels if not name.startswith("value"))
-        require_layers(scheme.recipe, set(kernels))
+        # A flatbuffer has no names for a dueling network's value.
+        unnamed = () if scheme.aware else {name for name in kernels if name.startswith("value")}
+        scheme.recipe.require_layers(kernels.difference(unnamed))
 
 
-def _quantization(args: argparse.Namespace, algo: str, preset: Preset) -> Quantization | None:
+def _quantization(args: Namespace, algo: str, preset: Preset) -> Quantization | None:
     """Return the quantisation of `--bits`, `--quant-delay` and `-q`; None without `--bits`."""
     options = dict(_override(text, "-q") for text in args.quantization)
     if args.bits is None:
@@ -610,9 +600,7 @@ def _override(text: str, option: str = "-p") -> tuple[str, Any]:
         raise UsageError(f"The value of an override is not readable. Received: {text!r}") from None
 
 
-def _schemes(
-    args: argparse.Namespace, run: Run | None = None, *, reference: bool = False
-) -> list[str]:
+def _schemes(args: Namespace, run: Run | None = None, *, reference: bool = False) -> list[str]:
     """Return the schemes asked for, which have to be those of a `run`; `reference` adds fp32."""
     if args.schemes is None:
         names = list(DEFAULT_SCHEMES if run is None else run.default_schemes)
@@ -626,8 +614,8 @@ def _schemes(
     return list(dict.fromkeys([REFERENCE] * reference + [scheme.name for scheme in schemes]))
 
 
-def _train_one(args: argparse.Namespace, run: Run, preset: Preset) -> None:
-    workspace = Workspace(args.root)
+def _train_one(args: Namespace, run: Run, preset: Preset) -> None:
+    workspace = args.workspace
     if args.dry_run:
         if state.finished_training(workspace, run, preset) is None:
             _check_network(run, preset)
@@ -643,28 +631,26 @@ def _train_one(args: argparse.Namespace, run: Run, preset: Preset) -> None:
     )
 
 
-def _export_all(args: argparse.Namespace, run_id: str, schemes: Sequence[str] | None) -> None:
+def _export_all(args: Namespace, run_id: str, schemes: Sequence[str] | None) -> None:
     with progress_bar(f"export {run_id}") as update:
-        artifacts = pipeline.export(run_id, schemes, root=args.root, update=update)
+        artifacts = pipeline.export(run_id, schemes, root=args.workspace.root, update=update)
     _say(f"exported  {artifacts[0].parent}  ({', '.join(path.stem for path in artifacts)})")
 
 
-def _export_and_evaluate(
-    args: argparse.Namespace, run_id: str, schemes: Sequence[str]
-) -> list[Path]:
+def _export_and_evaluate(args: Namespace, run_id: str, schemes: Sequence[str]) -> list[Path]:
     """Export and evaluate; a scheme that cannot be exported fails after the others' evaluation."""
-    artifacts = [Workspace(args.root).artifact(run_id, scheme) for scheme in schemes]
+    artifacts = [args.workspace.artifact(run_id, scheme) for scheme in schemes]
     try:
         _export_all(args, run_id, schemes)
     except QuarlError:
-        failed = state.not_exported(Workspace(args.root), run_id, schemes)
+        failed = state.not_exported(args.workspace, run_id, schemes)
         _evaluate_all(args, [path for path in artifacts if path.stem not in failed])
         raise
     _evaluate_all(args, artifacts)
     return artifacts
 
 
-def _evaluate_all(args: argparse.Namespace, artifacts: Sequence[Path]) -> None:
+def _evaluate_all(args: Namespace, artifacts: Sequence[Path]) -> None:
     for path in artifacts:
         with progress_bar(f"evaluate {path.stem}") as update:
             pipeline.evaluate(path, args.episodes, chance=args.chance, update=update)
@@ -675,7 +661,7 @@ def _evaluate_all(args: argparse.Namespace, artifacts: Sequence[Path]) -> None:
             _console.print(note, markup=False)
 
 
-_VERBS: Mapping[str, Callable[[argparse.Namespace], None]] = {
+_VERBS: Mapping[str, Callable[[Namespace], None]] = {
     function.__name__[1:].replace("_", " "): function
     for function in (
         *(_run, _train, _checkpoint_save, _export, _adopt, _quantize, _blame, _evaluate, _bench),

@@ -16,7 +16,8 @@ from quarl_tf.export.graph import INT4, Graph
 from quarl_tf.export.integer import coded
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.quantization.grid import Array, Grid
-from quarl_tf.spec import INT4_BITS, Recipe, TensorFormat
+from quarl_tf.spec import Recipe, TensorFormat
+from quarl_tf.spec.recipe import INT4_BITS
 
 #: Largest error of a weight that rounding explains, as a share of the step.
 _ROUNDING = 1e-3

@@ -24,7 +24,7 @@ from quarl_tf.foundation.files import require_writable, sha256, write_bytes
 from quarl_tf.quantization.grid import Array, fake_quantize
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import INT8_SCHEMES, REFERENCE, Scheme, actions, require_layers
+from quarl_tf.spec import INT8_SCHEMES, REFERENCE, Scheme, actions
 from quarl_tf.spec.actions import Choices
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import has_sidecar, sidecar_path, write_artifact
@@ -56,7 +56,7 @@ def quantized(
         raise _impossible(scheme)
     preparation.require_quantisable(content, flatbuffer.WEIGHTED)
     layers = Graph(content).layers() if scheme.single_layers else {}
-    require_layers(recipe, layers)
+    recipe.require_layers(layers)
     forms = {layer.inputs[1]: recipe.of(name).weights for name, layer in layers.items()}
     axes = {"FULLY_CONNECTED": None, "DEPTHWISE_CONV_2D": 3}
     copy, changed_addresses = bytearray(content), set()

@@ -28,10 +28,6 @@ class BusyError(QuarlError):
     exit_code = 4
 
 
-#: Number of names that fit on a line.
-_FEW = 20
-
-
 def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> UsageError:
     """Return the error for an unknown name of a `kind`, with the closest known ones.
 
@@ -39,8 +35,8 @@ def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> Usage
     """
     choices = sorted(known)
     by_lower = {choice.lower(): choice for choice in choices}
-    # If none is close, all of few names are shown, but the closest of many.
-    cutoff = 0.5 if len(choices) <= _FEW else 0.0
+    # If none is close, all names are shown if they fit on a line, else the closest.
+    cutoff = 0.5 if len(choices) <= 20 else 0.0
     matches = [by_lower[m] for m in get_close_matches(name.lower(), by_lower, n=3, cutoff=cutoff)]
     advice = f"choose from {', '.join(choices)}."
     if matches:

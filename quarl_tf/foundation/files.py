@@ -1,7 +1,4 @@
-"""Atomic files: each is written under a temporary name in its folder, then renamed.
-
-So a file that exists is complete.
-"""
+"""Atomic files: each is written under a temporary name, then renamed; one that exists is whole."""
 
 import contextlib
 import csv
@@ -31,8 +28,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
         try:
             yield temporary
             sync(temporary)
-            # mkstemp creates private files.
-            temporary.chmod(0o644)
+            temporary.chmod(0o644)  # mkstemp creates private files.
             temporary.replace(path)
         finally:
             with contextlib.suppress(OSError):

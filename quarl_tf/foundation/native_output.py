@@ -7,6 +7,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import IO
 
 #: One thread at a time: a second one would take the first one's file for standard error.
@@ -19,21 +20,27 @@ def caught() -> Iterator[Callable[[], str]]:
     if getattr(sys, "stderr", None) is None:  # A daemon may have closed it.
         yield str
         return
-    sys.stderr.flush()
-    with _LOCK, _memory_file() as file:
-        stderr_handle = os.dup(2)
-        os.dup2(file.fileno(), 2)
+    with _LOCK, _memory_file() as file, _redirected(2, file, sys.stderr.flush):
 
         def output() -> str:
             file.seek(0)
             return " ".join(file.read().decode(errors="replace").split())
 
-        try:
-            yield output
-        finally:
-            sys.stderr.flush()
-            os.dup2(stderr_handle, 2)
-            os.close(stderr_handle)
+        yield output
+
+
+@contextmanager
+def _redirected(handle: int, file: IO[bytes], flush: Callable[[], object]) -> Iterator[None]:
+    """Write to a file what goes to a handle of the process; flush at both ends of the block."""
+    flush()
+    copy = os.dup(handle)
+    try:
+        os.dup2(file.fileno(), handle)
+        yield
+    finally:
+        flush()
+        os.dup2(copy, handle)
+        os.close(copy)
 
 
 def _memory_file() -> IO[bytes]:
@@ -49,16 +56,8 @@ def silenced() -> Iterator[None]:
         with caught():
             yield
         return
-    flush = ctypes.CDLL(None).fflush
     sys.stdout.flush()
-    flush(None)
-    with caught(), open(os.devnull, "wb") as sink:
-        stdout_handle = os.dup(1)
-        os.dup2(sink.fileno(), 1)
-        try:
-            yield
-        finally:
-            # C buffers lines if standard output is no terminal.
-            flush(None)
-            os.dup2(stdout_handle, 1)
-            os.close(stdout_handle)
+    # C buffers lines if standard output is no terminal.
+    flush = partial(ctypes.CDLL(None).fflush, None)
+    with caught(), open(os.devnull, "wb") as sink, _redirected(1, sink, flush):
+        yield

@@ -87,12 +87,10 @@ def source_commit() -> str | None:
     return f"{commit}-dirty" if commit and changed else commit
 
 
-def _git(folder: Path, *arguments: str) -> str | None:
+def _git(folder: Path, *args: str) -> str | None:
     """Return the output of git in a folder; None without git or a repository."""
     try:
-        process = subprocess.run(
-            ["git", *arguments], cwd=folder, capture_output=True, text=True, check=True
-        )
+        git = subprocess.run(["git", *args], cwd=folder, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
-    return process.stdout.strip()
+    return git.stdout.strip()

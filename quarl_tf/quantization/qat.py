@@ -28,7 +28,7 @@ from quarl_tf.networks.layers import ActionScaling, ByteScaling, ObservationNorm
 from quarl_tf.quantization.fake_quantizer import FakeQuantizer
 from quarl_tf.quantization.grid import BYTE, TANH_END, Grid
 from quarl_tf.quantization.layers import QuantizedLayer, WatchedLayer
-from quarl_tf.spec import QatSchedule, Recipe, TensorFormat, require_layers
+from quarl_tf.spec import QatSchedule, Recipe, TensorFormat
 
 
 def watched(network: keras.Model, recipe: Recipe, schedule: QatSchedule) -> keras.Model:
@@ -39,7 +39,7 @@ def watched(network: keras.Model, recipe: Recipe, schedule: QatSchedule) -> kera
     # No choice depends on the others: a dueling network's value.
     acting_layers = {layer.name for layer in acting(network).layers}
     with_formats = {layer.name for layer in network.layers if isinstance(layer, _QUANTIZED)}
-    require_layers(recipe, acting_layers & with_formats)
+    recipe.require_layers(acting_layers & with_formats)
     before_tanh = {
         layer.inbound_nodes[0].inbound_layers.name for layer in network.layers if _is_tanh(layer)
     }

@@ -17,13 +17,10 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """Columns over the same seeds, fp32 first, with which all others are compared.
-
-    `distinction` is what differs from other cells of the same algorithm and environment.
-    """
+    """Columns over the same seeds, fp32 first, with which all others are compared."""
 
     columns: tuple[Column, ...]
-    distinction: str = ""
+    distinction: str = ""  #: What differs from other cells of the same algorithm and environment.
     remark: str = ""
 
     @property

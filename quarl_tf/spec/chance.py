@@ -5,14 +5,10 @@ from typing import Literal
 
 from quarl_tf.foundation import kinds
 
+_KINDS = ("greedy", "sampled", "epsilon", "sticky")
 _NONE = kinds.Kind(
-    "left out, except of epsilon and sticky",
-    lambda value: type(value) in (int, float) and value == 0,
+    "left out, except of epsilon and sticky", lambda v: type(v) in (int, float) and v == 0
 )
-_PROBABILITIES = {
-    **dict.fromkeys(("greedy", "sampled"), _NONE),
-    **dict.fromkeys(("epsilon", "sticky"), kinds.PROBABILITY),
-}
 
 
 @dataclass(frozen=True)
@@ -30,8 +26,9 @@ class Chance:
 
     def __post_init__(self) -> None:
         """Raise a UsageError for an unknown kind, or a probability that it cannot have."""
-        kinds.one_of(list(_PROBABILITIES)).require("chance", self.kind)
-        _PROBABILITIES[self.kind].require("probability", self.probability)
+        kinds.one_of(_KINDS).require("chance", self.kind)
+        probability = kinds.PROBABILITY if self.kind in ("epsilon", "sticky") else _NONE
+        probability.require("probability", self.probability)
 
     @property
     def name(self) -> str:

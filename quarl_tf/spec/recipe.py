@@ -96,11 +96,10 @@ class Recipe:
             return self.observation
         return self.head if layer in HEADS else self.default
 
-
-def require_layers(recipe: Recipe, layers: Collection[str]) -> None:
-    """Raise a UsageError for a recipe that names a layer which is not there."""
-    for name in recipe.by_layer:
-        require_known("layer", name, layers)
+    def require_layers(self, layers: Collection[str]) -> None:
+        """Raise a UsageError if the recipe names a layer which is not there."""
+        for name in self.by_layer:
+            require_known("layer", name, layers)
 
 
 def _without_defaults(value: Any) -> Any:

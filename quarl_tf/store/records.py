@@ -13,16 +13,14 @@ from quarl_tf.foundation.errors import QuarlError, one_line
 from quarl_tf.foundation.files import digest, read_json, sha256, write_json
 from quarl_tf.spec import Run
 
-#: Version of the evaluation rules; evaluations of another version are repeated.
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 1  #: Of the evaluation rules; evaluations of another version are repeated.
 
 
 @dataclass(frozen=True)
 class _JsonRecord:
     """A dataclass stored as one JSON file; a field with a default is stored where it differs."""
 
-    #: What to do about a file that cannot be used.
-    _REMEDY = "delete it and run again what made it"
+    _REMEDY = "delete it and run again what made it"  #: About a file that cannot be used.
 
     def save(self, path: Path) -> None:
         """Write the record and its checksum atomically."""
@@ -77,17 +75,13 @@ class _JsonRecord:
 @cache
 def _check(kind: Any) -> Callable[[Any], bool]:
     """Return a function that tells whether a JSON value has the declared type of a field."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    if kind is Any:
-        return lambda value: True
+    origin, checks = get_origin(kind), [_check(argument) for argument in get_args(kind)]
     if origin is UnionType:
-        checks = [_check(argument) for argument in arguments]
         return lambda value: any(check(value) for check in checks)
-    if origin in (list, dict):
-        item = _check(arguments[-1])
-        return lambda value: (
-            type(value) is origin and all(map(item, value if origin is list else value.values()))
-        )
+    if origin is list:
+        return lambda value: type(value) is list and all(map(checks[0], value))
+    if origin is dict:
+        return lambda value: type(value) is dict and all(map(checks[1], value.values()))
     if is_dataclass(kind):
         fields_of = {name: _check(hint) for name, hint in get_type_hints(kind).items()}
         return lambda value: (
@@ -98,7 +92,7 @@ def _check(kind: Any) -> Callable[[Any], bool]:
     if kind is float:
         # Finite: json reads NaN and 1e999, which `write_json` never writes.
         return lambda value: type(value) in (int, float) and abs(value) <= sys.float_info.max
-    return lambda value: type(value) is kind
+    return lambda value: kind is Any or type(value) is kind
 
 
 @dataclass(frozen=True)
@@ -110,8 +104,7 @@ class TrainingRecord(_JsonRecord):
     run: dict[str, Any]
     run_id: str
     preset: dict[str, Any]
-    #: Environment step of the selected network.
-    best_step: int
+    best_step: int  #: Environment step of the selected network.
     #: Its mean greedy return on selection seeds: biased upwards, never a result.
     selection_return: float
     network_sha256: str
@@ -151,10 +144,8 @@ class Sidecar(_JsonRecord):
     #: Meaning of the head: "q_values", "advantages" (Q-values up to an offset that all actions
     #: share), "logits" or "action".
     head: str
-    #: Number of discrete actions, a list for MultiDiscrete, or null.
-    num_actions: int | list[int] | None
-    #: Bounds of a continuous action space, or null.
-    action_low: list[float] | None
+    num_actions: int | list[int] | None  #: Discrete ones, a list for MultiDiscrete, or null.
+    action_low: list[float] | None  #: Bounds of a continuous action space, or null.
     action_high: list[float] | None
     #: Standard deviation of each component of a continuous action around the head; null for
     #: deterministic policies and discrete actions.
@@ -169,8 +160,7 @@ class Sidecar(_JsonRecord):
     #: Results of the checks at export against the network or, after training, against fp32. Also
     #: what a copy was made from, but for fp32 and rollouts (`source`, `recorded_sha256`).
     check: dict[str, Any]
-    #: Hash of the network file that was exported.
-    network_sha256: str
+    network_sha256: str  #: Hash of the network file that was exported.
     #: Hash of the calibration observations, for schemes that need them.
     calibration_sha256: str | None
     preset: dict[str, Any]
@@ -224,10 +214,8 @@ class Evaluation(_JsonRecord):
 
     run_id: str
     env_id: str
-    #: Name of a scheme, or "random" for the random policy.
-    scheme: str
-    #: Hash of the flatbuffer; null for the random policy.
-    artifact_sha256: str | None
+    scheme: str  #: Name of a scheme, or "random" for the random policy.
+    artifact_sha256: str | None  #: Hash of the flatbuffer; null for the random policy.
     protocol: Protocol
     seeds: list[int]
     returns: list[float]
@@ -235,8 +223,7 @@ class Evaluation(_JsonRecord):
     #: What each episode starts with: the frame of a game, elsewhere a digest of the observation;
     #: null where all differ.
     starts: list[int] | None
-    #: Steps at which several actions had the best value.
-    ties: int
+    ties: int  #: Steps at which several actions had the best value.
     #: Microseconds of one `Policy.act` or `Policy.sample` call: {"median": ..., "p95": ...,
     #: "p99": ...}; null for the random policy.
     latency_us: dict[str, float] | None

@@ -35,13 +35,10 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Status:
-    """Progress of an experiment, and its files where they are valid and match.
-
-    `reason` follows the name of the scheme in messages.
-    """
+    """Progress of an experiment, and its files where they are valid and match."""
 
     state: State
-    reason: str = ""
+    reason: str = ""  #: Follows the name of the scheme in messages.
     sidecar: Sidecar | None = None
     evaluation: Evaluation | None = None
 
@@ -58,9 +55,8 @@ def state(
     """Return the progress of an experiment.
 
     With `episodes`, an evaluation counts if it has so many of the run's seeds; with a `preset`, a
-    training counts if it has the same settings. After its evaluation a flatbuffer may be deleted,
-    as its hash is in the sidecar and in the evaluation. Results count without the run folder, as
-    in a clone.
+    training counts if it has the same settings. Results count without the run folder, as in a
+    clone, and without the flatbuffer, whose hash is in the sidecar and in the evaluation.
     """
     try:
         record = None if preset is None else finished_training(workspace, run, preset)
@@ -219,15 +215,15 @@ def training_record(workspace: Workspace, run_id: str) -> TrainingRecord:
         record = TrainingRecord.load(folder / "training.json")
         require_same_run(folder, record.run_id)
         return record
-    reason, remedy = "is not finished", "train it first (quarl train --algo … --env … --seed …)"
+    reason, remedy = "does not exist", "train it first (quarl train --algo … --env … --seed …)"
     if run_id.startswith(f"{ADOPTED}-"):
         reason = "is not here"
         remedy = "adopt it first (quarl adopt FILE --env … --head …), or give its --root"
-    elif not is_begun(workspace, run_id):
-        reason, run = "does not exist", exported_run(workspace, run_id)
-        if run is not None:
-            reason = "is not here, only what was exported of it"
-            remedy = f"train it first ({run.command('train')} --root DIR)"
+    elif is_begun(workspace, run_id):
+        reason = "is not finished"
+    elif (run := exported_run(workspace, run_id)) is not None:
+        reason = "is not here, only what was exported of it"
+        remedy = f"train it first ({run.command('train')} --root DIR)"
     raise QuarlError(
         f"The run {reason}; {remedy}. Received: run={run_id!r} in {workspace.root.resolve()}"
     )
@@ -277,12 +273,12 @@ def origin_network(
     folder = workspace.run_dir(run_id)
     kept = [workspace.artifact(run_id, scheme) for scheme in (REFERENCE, "fp16")]
     kept = [path for path in kept if path.exists()]
-    begun_from = [path for path in kept if origin and sha256(path) == origin.network_sha256]
-    flatbuffer = next(iter([*begun_from, *kept]), None)
-    if (folder / "training.json").exists() or flatbuffer is None:
+    if (folder / "training.json").exists() or not kept:
         record = training_record(workspace, run_id)
         record.verify(folder)
         return folder / "network.npz", record
+    begun_from = [path for path in kept if origin and sha256(path) == origin.network_sha256]
+    flatbuffer = [*begun_from, *kept][0]
     sidecar = Sidecar.load(sidecar_path(flatbuffer))
     if sidecar.sha256 != sha256(flatbuffer) or sidecar.preset.get("layer_norm"):
         raise QuarlError(
@@ -313,13 +309,12 @@ def not_exported(workspace: Workspace, run_id: str, schemes: Sequence[str]) -> l
     """Return the schemes whose flatbuffer is missing, damaged or of an earlier network."""
     run = known_run(workspace, run_id)
     record = None if run.adopted else training_record(workspace, run_id)
-    missing = []
+    missing = list(schemes)
     for scheme in schemes:
-        sidecar = None
         with contextlib.suppress(QuarlError):
             sidecar = _exported(workspace, run, scheme, record)
-        if not isinstance(sidecar, Sidecar) or not workspace.artifact(run_id, scheme).exists():
-            missing.append(scheme)
+            if isinstance(sidecar, Sidecar) and workspace.artifact(run_id, scheme).exists():
+                missing.remove(scheme)
     return missing
 
 

@@ -36,16 +36,12 @@ _THREADS = (
     *("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"),
 )
 _POLL_SECONDS = 0.2
-#: A shard reads the files of all waiting jobs.
-_SHARD_POLL_SECONDS = 2.0
+_SHARD_POLL_SECONDS = 2.0  #: A shard reads the files of all waiting jobs.
 _NODE_POLL_SECONDS = 2.0
 
 #: The command `quarl`; -P ignores a package of this name in the current folder.
 _QUARL = ("-P", "-m", "quarl_tf.cli")
 _PR_SET_PDEATHSIG = 1
-
-#: How often Ray restarts a task whose node or worker was lost.
-_RETRIES = 20
 
 
 @dataclass(frozen=True)
@@ -193,7 +189,7 @@ class _Pool:
 def commands(workspace: Workspace, study: Study) -> list[str]:
     """Return the command lines of all runs with missing experiments, as a study starts them."""
     jobs = _jobs(workspace, study, plan(workspace, study))
-    return [shlex.join(["quarl", *job.command[len(_QUARL) :]]) for job in jobs]
+    return [f"quarl {shlex.join(job.command[len(_QUARL) :])}" for job in jobs]
 
 
 def _jobs(workspace: Workspace, study: Study, statuses: Sequence[Status]) -> list[Job]:
@@ -218,7 +214,7 @@ def _jobs(workspace: Workspace, study: Study, statuses: Sequence[Status]) -> lis
             if run.origin is not None:
                 paths.append(workspace.run_dir(needed_id))
         waits = needed_id in statuses_by_run and (needed_id, REFERENCE) not in evaluated
-        log = failure_path(workspace, run).with_name("run.log")
+        log = workspace.run_dir(run_id) / "run.log"
         folders = tuple(path.relative_to(workspace.root) for path in paths)
         jobs.append(Job(run_id, (*_QUARL, *words), log, needed_id if waits else None, folders))
     return sorted(jobs, key=lambda job: job.reference_id is not None)
@@ -227,15 +223,12 @@ def _jobs(workspace: Workspace, study: Study, statuses: Sequence[Status]) -> lis
 def _stages(workspace: Workspace, run: Run, statuses: Sequence[Status]) -> list[str]:
     """Return the words that do what a run lacks: `run` or, as in a clone, only `evaluate`."""
     root = workspace.root.resolve()
-    files = [
-        path
-        for status in statuses
-        if status.state == State.EXPORTED or status.failure is not None
-        if (path := Workspace(root).artifact(run.run_id, status.scheme.name)).exists()
-    ]
+    exported = [s for s in statuses if s.state == State.EXPORTED or s.failure is not None]
+    paths = [Workspace(root).artifact(run.run_id, status.scheme.name) for status in exported]
+    files = [str(path) for path in paths if path.exists()]
     # Where the training is not here, `run` would be refused.
     if files and not is_begun(workspace, run.run_id):
-        return ["evaluate", *map(str, files), *run.imports.split()]
+        return ["evaluate", *files, *run.imports.split()]
     schemes = ",".join(status.scheme.name for status in statuses)
     words = [*shlex.split(run.command("run"))[1:], "--schemes", schemes, "--no-report"]
     return [*words, "--root", str(root)]
@@ -253,10 +246,10 @@ def _ending(job: Job, code: int) -> str:
 
 
 class LocalEngine:
-    """Processes on this machine, each with its share of the cores."""
+    """Processes on this machine, at most `slots` at once, each with its share of the cores."""
 
     def __init__(self, jobs: int) -> None:
-        self.slots = jobs  #: Largest number of jobs at once.
+        self.slots = jobs
         self._running: dict[int, tuple[Job, subprocess.Popen[bytes]]] = {}
 
     def start(self, job: Job) -> None:
@@ -369,14 +362,12 @@ class RayEngine:
     """Tasks on a Ray cluster; a lost one is restarted on another node.
 
     Nodes share the workspace's folder under one path, and a task resumes from its checkpoints. Or
-    nodes have separate folders, and a task resumes after the last stage whose files were sent back.
+    nodes have separate folders (`gather_in` is the workspace's root), and a task resumes after the
+    last stage whose files were sent back.
     """
 
     def __init__(self, address: str | None, cores: int, gather_in: Path | None = None) -> None:
-        """Connect, or start a cluster on this machine without an address; else a QuarlError.
-
-        `gather_in` is the workspace's root where nodes have separate folders.
-        """
+        """Connect, or start a cluster on this machine without an address; else a QuarlError."""
         try:
             import ray
         except ImportError as error:
@@ -425,7 +416,7 @@ class RayEngine:
 
             return _run_apart(job, cores, gather_in, call)
 
-        self._task = ray.remote(num_cpus=cores, max_retries=_RETRIES)(work)
+        self._task = ray.remote(num_cpus=cores, max_retries=20)(work)  # If a node is lost.
 
     def start(self, job: Job) -> None:
         """Hand a job to the cluster."""

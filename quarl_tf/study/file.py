@@ -15,8 +15,7 @@ from quarl_tf.spec.run import DEFAULT_EPISODES, Origin, Run, require_possible
 from quarl_tf.spec.scheme import default_schemes
 from quarl_tf.store.workspace import checked_report_name
 
-#: What the report may draw learning curves against.
-X_AXES = ("steps", "episodes", "seconds")
+X_AXES = ("steps", "episodes", "seconds")  #: What the report may draw learning curves against.
 
 #: Keys of a cell that may also be at the top of a file, for all cells without them.
 _SHARED_KEYS = {
@@ -29,13 +28,7 @@ _SHARED_KEYS = {
 }
 #: What may be random in the episodes, as options of the command line.
 _CHANCES = {"sample": kinds.FLAG, "sticky": kinds.PROBABILITY, "epsilon": kinds.PROBABILITY}
-_CELL_KEYS = {
-    "algo": kinds.NAME,
-    "env": kinds.NAME,
-    "remark": kinds.TEXT,
-    "from": kinds.MAPPING,
-    **_SHARED_KEYS,
-}
+_CELL_KEYS = {"algo": kinds.NAME, "env": kinds.NAME, "remark": kinds.TEXT, "from": kinds.MAPPING}
 #: Of a training whose network others start from: its overrides, and the hash of its network.
 _FROM_KEYS = {"overrides": kinds.MAPPING, "sha256": kinds.TEXT}
 _STUDY_KEYS = {
@@ -60,11 +53,9 @@ class Study:
     name: str
     title: str
     cells: tuple[Cell, ...]
-    #: Ids of the cells' environments in the file, which may be old ones.
-    env_ids: tuple[str, ...]
+    env_ids: tuple[str, ...]  #: Of the cells' environments in the file, which may be old ones.
     episodes: int
-    #: Episodes before those, by which something was selected.
-    skip_episodes: int
+    skip_episodes: int  #: Episodes before those, by which something was selected.
     chance: Chance
     memory: bool
     x: str
@@ -149,16 +140,13 @@ def _chance(values: Mapping[str, Any]) -> Chance:
 def _titled(cells: Sequence[tuple[Cell, Mapping[str, Any]]]) -> Iterator[Cell]:
     """Yield the cells; those of one algorithm and environment say which settings differ."""
     for cell, settings in cells:
-        others = [(o, o_settings) for o, o_settings in cells if o.task == cell.task]
-        differences = [
-            f"{key}={value}"
-            for key, value in settings.items()
-            if any(
-                o_settings.get(key) != value
-                for o, o_settings in others
-                if key != "delay" or any(column.scheme.aware for column in o.columns)
-            )
-        ]
+        differences = []
+        for key, value in settings.items():
+            others = [(o, o_settings.get(key)) for o, o_settings in cells if o.task == cell.task]
+            if key == "delay":  # Which float trainings have none of.
+                others = [(o, v) for o, v in others if any(c.scheme.aware for c in o.columns)]
+            if any(other_value != value for _, other_value in others):
+                differences.append(f"{key}={value}")
         yield replace(cell, distinction=", ".join(differences))
 
 
@@ -166,7 +154,7 @@ def _cell(
     entry: Mapping[str, Any], modules: tuple[str, ...], presets_file: str | None
 ) -> tuple[Cell, dict[str, Any]]:
     """Return a cell and its settings: overrides, options of quantisation, where it starts from."""
-    values = _checked(entry, "a cell", _CELL_KEYS, ("algo", "env", "seeds"))
+    values = _checked(entry, "a cell", _CELL_KEYS | _SHARED_KEYS, ("algo", "env", "seeds"))
     if "bits" not in values and (useless := values.keys() & {"quantization", "delays"}):
         raise UsageError(
             "Quantization and delays are for quantisation-aware training; add bits ([] for none). "
@@ -176,13 +164,13 @@ def _cell(
     overrides = values.get("overrides", {})
     base = Run(values["algo"], env_id, 0, overrides, modules=modules, presets=presets_file)
     preset = pipeline.preset_of(base)
-    seeds = tuple(sorted(values["seeds"]))
+    seeds = sorted(values["seeds"])
     if min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise UsageError(f"Seeds are 0 or more, none comes twice. Received: seeds={list(seeds)}")
+        raise UsageError(f"Seeds are 0 or more, none comes twice. Received: seeds={seeds}")
     schemes = values.get("schemes", ["int8"])
     options = values.get("quantization", {})
     # Bits that are given twice, and a share of the steps that equals a number of them, count once.
-    quantizations = tuple({q.tag: q for q in _quantizations(values, preset)}.values())
+    quantizations = list({q.tag: q for q in _quantizations(values, preset)}.values())
     # Columns of several delays name theirs.
     delays = {q.delay for q in quantizations} if "delays" in values else set()
     delay = {"delay": delays.pop()} if len(delays) == 1 else {}
@@ -194,7 +182,7 @@ def _cell(
         if len(seeds) > 1 or quantizations:
             raise UsageError(
                 "A cell of a training that starts from a network has one seed and no bits. "
-                f"Received: seeds={list(seeds)}, bits={[q.bits for q in quantizations]}"
+                f"Received: seeds={seeds}, bits={[q.bits for q in quantizations]}"
             )
     settings = {**overrides, **(delay | options if quantizations else {})}
     if base.origin is not None:

@@ -343,7 +343,7 @@ def test_the_reference_to_train_first_is_a_command_to_copy(tmp_path: Path, capsy
     error = refusal(capsys, "run", *TINY, *options, "--bits", "4", code=1)
     (advised,) = re.findall(r"comes first: quarl (.+)\. Received: ", error)
     parsed = arguments.build().parse_args(shlex.split(advised))
-    assert (parsed.verb, parsed.bits, parsed.root) == ("run", None, tmp_path)
+    assert (parsed.verb, parsed.bits, parsed.workspace.root) == ("run", None, tmp_path)
     assert (parsed.modules, parsed.presets) == (["json"], presets_file)
     assert parsed.overrides == [text for text in TINY if "=" in text]
 

@@ -15,7 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from PIL import Image
 
-from quarl_tf.spec import BASELINE, PTQ_BITS, Scheme
+from quarl_tf.spec import BASELINE, Scheme
+from quarl_tf.spec.recipe import PTQ_BITS
 
 Floats = npt.NDArray[np.floating[Any]]
 
