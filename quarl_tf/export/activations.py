@@ -13,8 +13,7 @@ from quarl_tf.export.graph import FLOAT32, Graph
 from quarl_tf.foundation import native_output
 from quarl_tf.quantization.grid import TANH_END, Array
 
-#: About as many patches of images represent the inputs of a convolution.
-_PATCHES = 5000
+_PATCHES = 5000  #: About as many patches of images represent the inputs of a convolution.
 
 
 def visit(content: bytes, observations: Array) -> Iterator[tuple[int, Array]]:
@@ -86,11 +85,10 @@ def kernel_inputs(graph: Graph, layer: Any, observations: Array) -> Array:
     shape = tuple(map(int, graph.tensors[layer.inputs[1]].shape))
     if graph.name(layer) == "CONV_2D":
         patches = _patches(values, shape[1:3], layer.builtinOptions)
-        places = math.prod(patches.shape[1:3])
-        sample = np.arange(len(patches) * places)[:: sample_step(len(patches), places, _PATCHES)]
+        count, places = len(patches), math.prod(patches.shape[1:3])
+        sample = np.arange(0, count * places, sample_step(count, places, _PATCHES))
         # Without a copy of all patches, which takes gigabytes.
-        chosen = patches[np.unravel_index(sample, patches.shape[:3])]
-        return chosen.reshape(len(sample), -1)
+        return patches[np.unravel_index(sample, patches.shape[:3])].reshape(len(sample), -1)
     # A dense layer may take several vectors of an observation, or an image that it flattens.
     return values.reshape(-1, shape[-1])
 

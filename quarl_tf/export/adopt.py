@@ -38,13 +38,9 @@ from quarl_tf.spec import ADOPTED, REFERENCE, Run, Scheme, require_possible
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import Workspace, sidecar_path, write_artifact
 
-#: Heads by whether actions are discrete.
-_HEADS = {True: ("logits", "q_values"), False: ("action",)}
-
-#: Suffixes of Keras files.
-_KERAS = (".keras", ".h5", ".hdf5")
-#: First bytes of an HDF5 file.
-_HDF5 = b"\x89HDF\r\n\x1a\n"
+_HEADS = {True: ("logits", "q_values"), False: ("action",)}  #: By whether actions are discrete.
+_KERAS = (".keras", ".h5", ".hdf5")  #: Suffixes of Keras files.
+_HDF5 = b"\x89HDF\r\n\x1a\n"  #: First bytes of an HDF5 file.
 
 #: Ways to a file that is adopted, by the suffixes of others.
 _CONVERSIONS = {

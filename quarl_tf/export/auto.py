@@ -14,11 +14,8 @@ from quarl_tf.quantization.grid import Array
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import LayerFormat, Recipe, Scheme, actions
 
-#: About how many observations layers are compared on at most.
-_SEEN = 1000
-
-#: Rollouts that each recipe plays.
-_ROLLOUTS = 20
+_SEEN = 1000  #: About how many observations layers are compared on at most.
+_ROLLOUTS = 20  #: Of each recipe.
 
 INT8 = Scheme.parse("int8").recipe
 

@@ -26,11 +26,8 @@ ZEROS_LIKE
 """
 _KERNELS = frozenset(_MICRO.split())
 
-#: Other names of boards, with the chip that names them.
-_ALIASES = {"pico": "rp2040", "pico2": "rp2350"}
-
-#: Processors that copy constants to RAM.
-_COPYING_CHIPS = ("AVR", "ESP8266", "RT1062")
+_ALIASES = {"pico": "rp2040", "pico2": "rp2350"}  #: Of boards, with the chip that names them.
+_COPYING_CHIPS = ("AVR", "ESP8266", "RT1062")  #: Processors that copy constants to RAM.
 
 #: Most bytes of RAM for data beside code, of chips where the rest is for other uses: a Teensy 4's
 #: RAM2 has the heap.

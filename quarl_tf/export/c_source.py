@@ -29,15 +29,9 @@ _TYPES = {"float32": "float"} | {t: f"{t}_t" for t in ("int8", "uint8", "int32",
 
 #: 1 in Q16.16, and the integer at which an observation is clipped.
 _ONE, _FARTHEST = 65536, 2**30 - 1
-
-#: Steps from 0 beyond which both codes of a number are saturated.
-_ENDS = 400
-
-#: Bytes of a `struct layer` on processors of 32 bits.
-_LAYER_BYTES = 64
-
-#: Padding in the schema.
-_VALID = 1
+_ENDS = 400  #: Steps from 0 beyond which both codes of a number are saturated.
+_LAYER_BYTES = 64  #: Of a `struct layer` on processors of 32 bits.
+_VALID = 1  #: Padding in the schema.
 
 #: Elementwise operators on floats; another operand is a constant.
 _ELEMENTWISE = {
@@ -167,8 +161,7 @@ class _Writer:
         self._low, self._high = np.float64(-_FARTHEST), np.float64(_FARTHEST)
         #: The code of 0 in the array, and whether the layer clips there.
         self._zero, self._relu = 0, False
-        #: The largest integer of a head, in size.
-        self._largest = 128
+        self._largest = 128  #: The largest integer of a head, in size.
         self._layers = {id(operator): name for name, operator in self._graph.layers().items()}
         writers = _FIXED_OPERATORS if fixed else _OPERATORS
         operators, kinds = list(self._graph.operators), list(audit.operators)
@@ -201,7 +194,7 @@ class _Writer:
         if fixed:
             self._fixed_head()
         else:
-            self._flush("head", "x")
+            self._flush("head")
 
     def size(self) -> tuple[int, int, int]:
         """Return bytes of constants, bytes of buffers, and multiply-accumulates of an action."""
@@ -317,16 +310,15 @@ class _Writer:
         if weights.zero_points.any() or limit > np.iinfo(np.int32).max:
             raise _refusal(f"{kind} with a zero point of weights, or sums to {limit}")
         scales = [tensor.scales.astype(np.float64) for tensor in (source, weights, target)]
-        ratios = (scales[0] * scales[1] / scales[2]).tolist()
+        ratios = scales[0] * scales[1] / scales[2]
         rounds_twice = kind == "CONV_2D int8"
-        bound = 0 if rounds_twice else limit
-        multipliers, shifts = np.array([_multiplier(ratio, bound) for ratio in ratios]).T
+        multipliers, shifts = _multipliers(ratios, 0 if rounds_twice else limit)
         window = _window(operator.builtinOptions, source.shape, kernel.shape, target.shape)
         fields = [
             self.constant(kernel, f"{name}_kernel"),
             self.constant(full_bias.astype(np.int32), f"{name}_bias"),
-            self.constant(multipliers.astype(np.int32), f"{name}_multiplier"),
-            self.constant(shifts.astype(np.int8), f"{name}_shift"),
+            self.constant(multipliers, f"{name}_multiplier"),
+            self.constant(shifts, f"{name}_shift"),
             *map(str, (*window, len(kernel), int(len(ratios) > 1), int(rounds_twice))),
             *map(str, (zero, zero if self._relu else -128)),
         ]
@@ -340,7 +332,7 @@ class _Writer:
     def _float_layer(self, operator: Any, kind: str) -> None:
         name = self._layers[id(operator)]
         source = self._array = self._buffer("float", self._tensor)
-        self._flush(source, "x")
+        self._flush(source)
         target = self._array = self._buffer("float", operator.outputs[0])
         kernel, bias = map(self._values, [*operator.inputs, -1][1:3])
         if self._count(self._tensor) != kernel.shape[1]:
@@ -396,14 +388,13 @@ class _Writer:
 
     def _line(self, factor: Array, offset: Array) -> list[str]:
         """Declare factors and offsets for `line` in C."""
-        multipliers, shifts = np.array([_multiplier(ratio, 0) for ratio in factor.tolist()]).T
+        multipliers, shifts = _multipliers(factor, 0)
         offsets = np.rint(offset * 2.0**shifts).astype(np.int64)
-        fields = multipliers.astype(np.int32), shifts.astype(np.int8), offsets
-        return [self.constant(values) for values in fields]
+        return [self.constant(values) for values in (multipliers, shifts, offsets)]
 
-    def _flush(self, target: str, result: str) -> None:
-        """Compute each float `x`, and write a result of it into an array."""
-        self._loop(f"float x = {self._load};", *self._steps, f"{target}[i] = {result};")
+    def _flush(self, target: str) -> None:
+        """Compute each float `x`, and write it into an array."""
+        self._loop(f"float x = {self._load};", *self._steps, f"{target}[i] = x;")
 
     def _loop(self, *statements: str) -> None:
         size = self._count(self._tensor)
@@ -475,6 +466,11 @@ def _window(options: Any, image: _Shape, kernel: _Shape, output: _Shape) -> _Sha
     return row, height, columns * depth, options.strideH * row, right, *output[1:3]
 
 
+def _multipliers(scales: Array, limit: int) -> tuple[Array, Array]:
+    multipliers, shifts = np.array([_multiplier(scale, limit) for scale in scales.tolist()]).T
+    return multipliers.astype(np.int32), shifts.astype(np.int8)
+
+
 def _multiplier(scale: float, limit: int) -> tuple[int, int]:
     """Return the 31 bits and the shift of a scale, as in LiteRT's kernels.
 
@@ -482,8 +478,10 @@ def _multiplier(scale: float, limit: int) -> tuple[int, int]:
     """
     fraction, exponent = math.frexp(scale)
     middle, shift = min(math.floor(fraction * 2**31 + 0.5), 2**31 - 1), 31 - exponent
-    if exponent < -31 or not limit:
-        return (middle, shift) if exponent >= -31 else (0, 62)
+    if exponent < -31:
+        return 0, 62
+    if not limit:
+        return middle, shift
     # Roundings differ only near halves between codes: the best of three multipliers there is taken.
     halves = np.arange(-256, 256)[:, None] + 0.5
     sums = np.clip(np.floor(halves / scale) + np.arange(-1, 3), -limit, limit)

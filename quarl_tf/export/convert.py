@@ -76,12 +76,11 @@ class TrainedNetwork:
         if scheme.name == "fp16":
             converter.target_spec.supported_types = [tf.float16]
         content = converted(converter)
-        if self.spec.num_actions is not None:
-            return content
-        scaling = ActionScaling(*self.spec.bounds, stochastic=False, name="action")
-        if scaling.is_identity:
-            return content
-        return with_scaled_head(content, scaling.half, scaling.middle)
+        if self.spec.num_actions is None:
+            scaling = ActionScaling(*self.spec.bounds, stochastic=False, name="action")
+            if not scaling.is_identity:
+                return with_scaled_head(content, scaling.half, scaling.middle)
+        return content
 
     def export(self, scheme: Scheme) -> None:
         """Export it in a possible scheme; a QuarlError where a flatbuffer is not its network."""
@@ -158,8 +157,7 @@ def _half_weights(training: TrainedNetwork, content: bytes) -> Weights:
 
 def _convert_aware(training: TrainedNetwork, scheme: Scheme) -> tuple[bytes, keras.Model]:
     """Convert a quantisation-aware network with the ranges and codes of its training."""
-    # As in `quantization`: plain networks do not wait for it.
-    from quarl_tf.quantization import qat
+    from quarl_tf.quantization import qat  # Plain networks do not wait for it.
 
     network, quantization = training.network(training.weights), training.run.quantization
     content = training.convert(qat.exported(network, rounded=scheme.name != "qat_int8"), scheme)

@@ -23,8 +23,7 @@ BETWEEN_ONES = schema.ActivationFunctionType.RELU_N1_TO_1
 #: power of two, so that floats add them up without rounding.
 UNIT_STEP = 1 / 128
 
-#: Operators that are layers of recipes.
-LAYERS = ("FULLY_CONNECTED", "CONV_2D")
+LAYERS = ("FULLY_CONNECTED", "CONV_2D")  #: Operators that are layers of recipes.
 
 _OPERATORS = vars(schema.BuiltinOperator)
 _NAMES = {code: name for name, code in _OPERATORS.items() if not name.startswith("_")}

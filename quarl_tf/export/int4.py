@@ -1,9 +1,8 @@
-"""Store kernels that lie on a grid of 4 bits or fewer as int4.
+"""Store kernels that lie on a grid of 4 bits or fewer as int4, two weights to a byte.
 
-The float flatbuffer of a quantisation-aware training has such kernels. As int4 two weights share a
-byte; the runtime converts them back to the same floats but for rounding, which the grids behind
-them absorb. Kernels on finer grids, as those of the head usually are, become int8. Like fp16 it
-saves size and not time.
+The float flatbuffer of a quantisation-aware training has such kernels. The runtime converts them
+back to the same floats but for rounding, which the grids behind them absorb. Kernels on finer
+grids, as those of the head usually are, become int8. Like fp16 it saves size and not time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,8 +18,7 @@ from quarl_tf.quantization.grid import Array, Grid
 from quarl_tf.spec import Recipe, TensorFormat
 from quarl_tf.spec.recipe import INT4_BITS
 
-#: Largest error of a weight that rounding explains, as a share of the step.
-_ROUNDING = 1e-3
+_ROUNDING = 1e-3  #: Largest error of a weight that rounding explains, as a share of the step.
 
 
 def pack(content: bytes, recipe: Recipe, grids: Sequence[Mapping[str, Grid]]) -> bytes:

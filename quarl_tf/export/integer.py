@@ -12,25 +12,14 @@ from typing import Any
 import numpy as np
 
 from quarl_tf.export.activations import ranges
-from quarl_tf.export.graph import (
-    BETWEEN_ONES,
-    NONE,
-    UINT8,
-    UNIT_STEP,
-    Graph,
-    fused_activation,
-)
+from quarl_tf.export.graph import BETWEEN_ONES, NONE, UINT8, UNIT_STEP, Graph, fused_activation
 from quarl_tf.export.rounding import round_kernel
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.quantization.grid import BYTE, Array, Grid, grid_between, own_grid
 from quarl_tf.spec import LayerFormat, Recipe, TensorFormat
 from quarl_tf.training.rollout import IMAGE_RANK
 
-#: Operators that only move numbers; their output is on the grid of their input.
-_MOVING = ("RESHAPE",)
-
-#: Share of images within a range, at each of its ends: that of all would be several times as wide.
-_USUAL = 0.995
+_USUAL = 0.995  #: Share of images within a range, at each end: that of all would be far wider.
 
 
 def quantized(content: bytes, observations: Array, recipe: Recipe) -> bytes:
@@ -79,7 +68,7 @@ def trained(content: bytes, recipe: Recipe, grids: Sequence[Mapping[str, Grid]])
 def _fold_byte_scaling(graph: Graph) -> None:
     """Move the factor that scales bytes into the first kernel, so that bytes are its input."""
     for layer in graph.layers().values():
-        path, kernel = graph.path(layer.inputs[0], _MOVING), graph.constant(layer.inputs[1])
+        path, kernel = graph.path(layer.inputs[0], ["RESHAPE"]), graph.constant(layer.inputs[1])
         scaling = graph.producer(path[-1])
         if graph.origin(path[-1]) != "MUL" or fused_activation(scaling) != NONE:
             continue
@@ -106,8 +95,7 @@ class _Writer:
         self._grid, self._steps = grid, steps
         self._graph, self._recipe = graph, recipe
         self._names = {id(op): name for name, op in graph.layers().items()}
-        #: Integer tensors by the float tensor that each replaces.
-        self._integers: dict[int, int] = {}
+        self._integers: dict[int, int] = {}  #: Integer tensors by the float ones they replace.
         self._operators: list[Any] = []
 
     def write(self) -> None:
@@ -118,7 +106,7 @@ class _Writer:
             form = self._recipe.of(layer) if layer is not None else LayerFormat()
             if layer is not None and form.weights and form.activations:
                 self._write_layer(operator, layer, form.weights, form.activations)
-            elif operator.inputs[0] in self._integers and name in ("TANH", *_MOVING):
+            elif operator.inputs[0] in self._integers and name in ("TANH", "RESHAPE"):
                 self._write_unweighted(operator, name)
             else:
                 self._to_float(operator.inputs)
@@ -163,7 +151,7 @@ class _Writer:
             return self._integers[index]
         graph, source = self._graph, index
         producer, kind = graph.producer(index), graph.origin(index)
-        if kind in _MOVING:
+        if kind == "RESHAPE":  # It only moves numbers: its output is on the grid of its input.
             self._integer(producer.inputs[0])
             self._write_unweighted(producer, kind)
             return self._integers[index]

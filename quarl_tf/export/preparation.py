@@ -21,9 +21,7 @@ from quarl_tf.spec.architectures import LEAST_DEVIATION
 
 #: Operators that multiply by weights.
 _PRODUCTS = {*flatbuffer.WEIGHTED, "BATCH_MATMUL", "CONV_3D"}
-
-#: How often `equalised` goes through all layers.
-_ROUNDS = 20
+_ROUNDS = 20  #: How often `equalised` goes through all layers.
 
 #: Largest ratio of a channel's bias to its weights that `equalised` ignores. A channel that is
 #: mostly its bias would, with weights like the others', take the grid that all share.
@@ -33,11 +31,8 @@ _MOST_BIAS = 32
 #: of a channel, as a share of the greatest: one that was quieter may be louder elsewhere.
 _MIGRATION, _QUIETEST = 0.8, 0.3
 
-#: How much finer the grid of the rounding residuals is than the grid of the observation.
-_FINER = 16
-
-#: How many int8 numbers are each output of a head of images.
-_SPREAD = 16
+_FINER = 16  #: How much finer the grid of rounding residuals is than that of the observation.
+_SPREAD = 16  #: How many int8 numbers are each output of a head of images.
 
 #: How much farther than over the observations such a head may reach: a state that none of them is
 #: like may decide a life, and actions beyond the end tie.

@@ -29,8 +29,7 @@ from quarl_tf.spec.actions import Choices
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import has_sidecar, sidecar_path, write_artifact
 
-#: Schemes that others are made from.
-_SOURCES = (REFERENCE, "fp16")
+_SOURCES = (REFERENCE, "fp16")  #: Schemes that others are made from.
 
 #: Keys of a sidecar's check that name what a copy was made from; without them, fp32 and rollouts.
 _MADE_FROM = ("source", "recorded_sha256")
@@ -89,15 +88,13 @@ def _calibrated(
 
         return converter.stock_int8(content, observations)
     preparation.require_quantisable(content, LAYERS)
-    is_integer = scheme.kind == "integer"
-    if is_integer and scheme.name != "int8_tensor":
-        float_head = scheme.recipe.head.activations is None
+    float_head = scheme.recipe.head.activations is None
+    if scheme.kind == "integer" and scheme.name != "int8_tensor":
         content = preparation.prepared(content, observations, choices, float_head=float_head)
-    elif scheme.recipe.head.activations is not None:
+    elif not float_head:
         content = preparation.centred(content, choices)
-    if is_integer:
-        return integer.quantized(content, observations, scheme.recipe)
-    return rounding.optimised(content, observations, scheme.recipe)
+    quantise = integer.quantized if scheme.kind == "integer" else rounding.optimised
+    return quantise(content, observations, scheme.recipe)
 
 
 @flatbuffer.understood()

@@ -11,8 +11,7 @@ from quarl_tf.quantization.gptq import best_grid, fitted, gptq
 from quarl_tf.quantization.grid import Array, Grid
 from quarl_tf.spec import Recipe, TensorFormat
 
-#: About as many values of a tensor choose its range.
-_MOST_VALUES = 200_000
+_MOST_VALUES = 200_000  #: About as many values of a tensor choose its range.
 
 
 def round_kernel(

@@ -24,11 +24,8 @@ from quarl_tf.spec.architectures import Architecture
 
 Weights = dict[str, Floats]
 
-#: Ranks of batches of vectors and of images.
-_FLAT, _IMAGES = 2, 4
-
-#: Name of every policy network; it prefixes the names of operations in flatbuffers.
-NAME = "policy"
+_FLAT, _IMAGES = 2, 4  #: Ranks of batches of vectors and of images.
+_NAME = "policy"  #: Of every policy network; it prefixes the names of operations in flatbuffers.
 
 
 @dataclass(frozen=True)
@@ -37,12 +34,10 @@ class Design:
 
     architecture: Architecture
     outputs: int
-    #: Of hidden layers: "relu" or "tanh".
-    activation: str = "relu"
+    activation: str = "relu"  #: Of hidden layers: "relu" or "tanh".
     #: Gain of the head's orthogonal initial weights; None for Glorot's uniform ones everywhere.
     head_gain: float | None = None
-    #: Layer normalisation of hidden fully-connected layers, before their activation.
-    layer_norm: bool = False
+    layer_norm: bool = False  #: Of hidden fully-connected layers, before their activation.
     #: Of hidden layers: "float32" or "bfloat16"; weights and head are float32.
     precision: str = "float32"
     #: Separate last hidden layers for the state's value and the actions' advantages (Wang et al.,
@@ -61,7 +56,7 @@ def build_policy(
 ) -> keras.Model:
     """Build a network with a linear head; `purpose` names the initial weights."""
     observation = _observation(spec)
-    return keras.Model(observation, _Layers(design, seed, purpose).head(observation), name=NAME)
+    return keras.Model(observation, _Layers(design, seed, purpose).head(observation), name=_NAME)
 
 
 def build_actor(spec: EnvSpec, design: Design, seed: int, stochastic: bool = False) -> keras.Model:
@@ -74,7 +69,7 @@ def build_actor(spec: EnvSpec, design: Design, seed: int, stochastic: bool = Fal
     if not stochastic:
         head = keras.layers.Activation("tanh", name="squash")(head)
     action = ActionScaling(*spec.bounds, stochastic=stochastic, name="action")(head)
-    return keras.Model(observation, action, name=NAME)
+    return keras.Model(observation, action, name=_NAME)
 
 
 def build_critic(spec: EnvSpec, design: Design, seed: int) -> keras.Model:
@@ -174,7 +169,7 @@ def acting(network: keras.Model) -> keras.Model:
     """Return the part of a policy that chooses actions: a dueling network without its value."""
     if isinstance(network.layers[-1], ActionScaling):
         return network
-    return keras.Model(network.input, network.get_layer("head").output, name=NAME)
+    return keras.Model(network.input, network.get_layer("head").output, name=_NAME)
 
 
 def unscaled(network: keras.Model) -> keras.Model:
@@ -182,7 +177,7 @@ def unscaled(network: keras.Model) -> keras.Model:
     scaling = network.layers[-1]
     if not isinstance(scaling, ActionScaling) or scaling.is_identity:
         return network
-    return keras.Model(network.input, scaling.input, name=NAME)
+    return keras.Model(network.input, scaling.input, name=_NAME)
 
 
 def weights(network: keras.Model) -> Weights:

@@ -10,8 +10,7 @@ from quarl_tf.foundation.keras import keras, tf
 
 Floats = npt.NDArray[np.float32]
 Forward = Callable[[npt.NDArray[Any]], Floats]
-#: Returns the value of a variable.
-Read = Callable[[Any], Floats]
+Read = Callable[[Any], Floats]  #: Returns the value of a variable.
 
 #: Normalised observations are clipped to this many standard deviations (as in the papers' DDPG),
 #: which also bounds the range of the first int8 tensor.

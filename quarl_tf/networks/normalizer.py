@@ -11,8 +11,7 @@ from quarl_tf.foundation.keras import keras
 from quarl_tf.networks.layers import unwrap
 from quarl_tf.spec.architectures import LEAST_DEVIATION
 
-#: Growth of the number of observations after which the networks' statistics are updated.
-_GROWTH = 1.01
+_GROWTH = 1.01  #: Of the number of observations, after which networks' statistics are updated.
 
 
 class RunningStatistics:

@@ -24,14 +24,10 @@ class FakeQuantizer(quantizers.Quantizer):  # type: ignore[misc]
 
     form: TensorFormat
     schedule: QatSchedule
-    #: Whether the tensor is a kernel; else it is the output of a layer.
-    kernel: bool = False
-    #: Whether each index of the last axis has its own grid.
-    per_channel: bool = False
-    #: The range, where it is known in advance.
-    fixed: tuple[float, float] | None = None
-    #: Bound of the range's ends, whatever was observed.
-    limit: float = float("inf")
+    kernel: bool = False  #: Whether the tensor is a kernel; else it is the output of a layer.
+    per_channel: bool = False  #: Whether each index of the last axis has its own grid.
+    fixed: tuple[float, float] | None = None  #: The range, where it is known in advance.
+    limit: float = float("inf")  #: Bound of the range's ends, whatever was observed.
 
     def build(self, tensor_shape: Any, name: str, layer: Any) -> dict[str, Any]:
         """Create the ends of the grid as variables of the layer."""

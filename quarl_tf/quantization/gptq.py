@@ -11,18 +11,10 @@ from quarl_tf.spec import TensorFormat
 
 #: Damping of the inputs' second moments, as a share of their mean, to make them invertible.
 _DAMPING = 0.01
-
-#: The same in `fitted`, times inputs / observations.
-_FIT_DAMPING = 0.02
-
-#: Inputs that compensate for each other; their moments are a matrix of this size squared.
-_BLOCK = 2048
-
-#: Inputs whose errors are passed on to all later weights at once.
-_BATCH = 128
-
-#: Candidate ranges of a channel's grid, as shares of the channel's range.
-_PARTS = np.linspace(0.4, 1.0, 25)
+_FIT_DAMPING = 0.02  #: The same in `fitted`, times inputs / observations.
+_BLOCK = 2048  #: Inputs that compensate for each other; their moments are a matrix of this size.
+_BATCH = 128  #: Inputs whose errors are passed on to all later weights at once.
+_PARTS = np.linspace(0.4, 1.0, 25)  #: Candidate ranges of a channel's grid, as shares of its range.
 
 
 def gptq(kernel: Array, inputs: Array, form: TensorFormat) -> tuple[Array, Grid]:
@@ -58,11 +50,12 @@ def fitted(kernel: Array, inputs: Array, float_inputs: Array) -> tuple[Array, Ar
     damping = _FIT_DAMPING * size * max(np.trace(products) / size, 1e-12) / count
     products += np.eye(len(products)) * damping
     if size > count:
-        change = (deviations.T @ np.linalg.solve(products, errors)).T
+        change = deviations.T @ np.linalg.solve(products, errors)
     else:
-        change = np.linalg.solve(products, deviations.T @ errors).T
-    shift = float_mean @ weights.T - mean @ (weights + change).T
-    return (weights + change).astype(np.float32), shift.astype(np.float32)
+        change = np.linalg.solve(products, deviations.T @ errors)
+    fitted_weights = weights + change.T
+    shift = float_mean @ weights.T - mean @ fitted_weights.T
+    return fitted_weights.astype(np.float32), shift.astype(np.float32)
 
 
 def _round_block(

@@ -21,9 +21,7 @@ from quarl_tf.spec.recipe import TensorFormat
 
 Array = npt.NDArray[Any]
 
-#: The format of integer activations.
-BYTE = TensorFormat(bits=8)
-
+BYTE = TensorFormat(bits=8)  #: The format of integer activations.
 #: Largest absolute input of a tanh that an int8 tanh tells apart: it reaches its last code there.
 TANH_END = 3.5
 

@@ -29,11 +29,8 @@ WEIGHTED = {"FULLY_CONNECTED", "CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV"}
 #: Types of the constants of a float flatbuffer; integers are shapes and axes.
 FLOAT_TYPES = {"float32", "float16", "int32", "int64", "bool"}
 
-#: Types of weights that can be decoded.
-_DECODABLE = {"float32", "float16", "int8", "int4"}
-
-#: Bits of the types that NumPy does not have.
-_BITS = {"bfloat16": 16, "int4": 4, "uint4": 4, "int2": 2}
+_DECODABLE = {"float32", "float16", "int8", "int4"}  #: Types of weights that can be decoded.
+_BITS = {"bfloat16": 16, "int4": 4, "uint4": 4, "int2": 2}  #: Of types that NumPy does not have.
 
 #: What reading a damaged file raises: a read beyond the end, a negative offset, a missing table, an
 #: unknown type or operator.
@@ -100,8 +97,7 @@ class _Tensor(NamedTuple):
     scales: NDArray[np.float32]
     zero_points: NDArray[np.int64]
     axis: int
-    #: Raw bytes of a constant; None for a computed tensor.
-    data: NDArray[np.uint8] | None
+    data: NDArray[np.uint8] | None  #: Raw bytes of a constant; None for a computed tensor.
 
 
 class _Operator(NamedTuple):
@@ -159,12 +155,10 @@ def weights(source: Path | bytes) -> dict[str, NDArray[np.float32]]:
     arrays = {}
     for graph in parsed(source):
         origins = dequantized(graph)
-        for operator in graph.operators:
-            if operator.name == "DEQUANTIZE":
-                continue
-            for tensor in (graph.tensors[origins.get(i, i)] for i in operator.inputs):
-                if tensor.data is not None and len(tensor.shape) > 1 and tensor.dtype in _DECODABLE:
-                    arrays[tensor.name] = decode(tensor, tensor.data)
+        used = (i for op in graph.operators if op.name != "DEQUANTIZE" for i in op.inputs)
+        for tensor in (graph.tensors[origins.get(i, i)] for i in used):
+            if tensor.data is not None and len(tensor.shape) > 1 and tensor.dtype in _DECODABLE:
+                arrays[tensor.name] = decode(tensor, tensor.data)
     return arrays
 
 
@@ -173,8 +167,7 @@ def dequantized(graph: Graph) -> dict[int, int]:
 
     fp16 files dequantise all weights first, in any order: the use of the results counts.
     """
-    operators = [operator for operator in graph.operators if operator.name == "DEQUANTIZE"]
-    return {op.outputs[0]: op.inputs[0] for op in operators}
+    return {op.outputs[0]: op.inputs[0] for op in graph.operators if op.name == "DEQUANTIZE"}
 
 
 def byte_size(dtype: str, elements: int) -> int:

@@ -248,10 +248,8 @@ def _encoder(
         return copy
     # Making these scalars costs as much as computing with them.
     step, zero = np.float32(scale), np.float32(zero_point)
-    low, high = (
-        (np.float32(code) - zero) * step
-        for code in (np.iinfo(row.dtype).min, np.iinfo(row.dtype).max)
-    )
+    ends = np.iinfo(row.dtype)
+    low, high = ((np.float32(code) - zero) * step for code in (ends.min, ends.max))
 
     def quantize(observation: NDArray[Any]) -> None:
         # Clipped before the division, which would overflow.
