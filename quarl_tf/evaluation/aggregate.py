@@ -34,15 +34,12 @@ _Runs = Sequence[tuple[Floats, float]]
 
 @dataclass(frozen=True)
 class Paired:
-    """One training: returns of a scheme and of fp32 on the same episodes, and of fp32 on others.
-
-    `baseline` is the mean return of a random policy, `observations` that of `compare.effective_n`.
-    """
+    """One training: returns of a scheme and of fp32 on the same episodes, and of fp32 on others."""
 
     scheme: Floats
     reference: Floats
-    baseline: float
-    observations: float
+    baseline: float  #: Mean return of a random policy.
+    observations: float  #: Their effective number, of `compare.effective_n`.
     others: Sequence[float] = ()
 
     @property
@@ -66,33 +63,24 @@ class Paired:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """A scheme over all cells that have it, in percent.
-
-    Attributes:
-        errors: Normalised error of each training, in ascending order; `iqm`: interquartile mean.
-        error: Mean normalised error of the cells; `absolute`: mean of its absolute values.
-        improvement: Probability that an episode earns more than fp32's, ties half; mean over cells.
-        noise: As `absolute`, of fp32 on other episodes; None if a training has none.
-        losses: Cells with a loss at a level of 5 % after Holm's correction.
-    """
+    """A scheme over all cells that have it, in percent."""
 
     scheme: str
     cells: int
-    errors: list[float]
-    error: Interval
-    iqm: Interval
+    errors: list[float]  #: Normalised error of each training, in ascending order.
+    error: Interval  #: Mean normalised error of the cells.
+    iqm: Interval  #: Interquartile mean of `errors`.
+    #: Probability that an episode earns more than fp32's, ties half; mean over cells.
     improvement: Interval
-    absolute: float
-    noise: float | None
-    losses: list[str]
+    absolute: float  #: Mean of the cells' absolute errors.
+    noise: float | None  #: As `absolute`, of fp32 on other episodes; None if a training has none.
+    losses: list[str]  #: Cells with a loss at a level of 5 % after Holm's correction.
 
 
 def aggregate(scheme: str, cells: Mapping[str, Sequence[Paired]]) -> Aggregate:
     """Aggregate a scheme over cells, given as their trainings."""
-    errors, wins = (
-        [[(getattr(run, measure), run.observations) for run in runs] for runs in cells.values()]
-        for measure in ("errors", "wins")
-    )
+    errors = [[(run.errors, run.observations) for run in runs] for runs in cells.values()]
+    wins = [[(run.wins, run.observations) for run in runs] for runs in cells.values()]
     improvement = _mean_over_cells(wins)
     if improvement.bounded:
         low, high = max(improvement.low, 0.0), min(improvement.high, 100.0)
@@ -131,10 +119,7 @@ def _mean_over_cells(cells: Sequence[_Runs]) -> Interval:
 
 
 def _variances(runs: _Runs) -> list[tuple[float, float]]:
-    """Return the variances of a cell's mean, each with its degrees of freedom.
-
-    They are that of its episodes and, of several trainings, that between them.
-    """
+    """Return a cell's variances with degrees of freedom: of episodes and between trainings."""
     count = len(runs)
     varying_runs = [(values, n) for values, n in runs if n > 1]
     within = sum(standard_error(values, n) ** 2 for values, n in varying_runs) / count**2

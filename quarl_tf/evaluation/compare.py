@@ -29,36 +29,25 @@ UNSEEN: Verdict = "no difference seen"
 INCONCLUSIVE: Verdict = "inconclusive"
 WITHIN_MARGIN: Verdict = "within margin"
 
-#: Least number of episodes of a trained policy for a verdict.
-MIN_EPISODES = 20
-
+MIN_EPISODES = 20  #: Least number of episodes of a trained policy for a verdict.
 CONFIDENCE = 0.95
-
-#: More observations than these are no plan.
-_MOST_NEEDED = 1e6
-
-#: Relative difference of sums of the same rewards in another order.
-_ROUNDING = 1e-9
-
+_MOST_NEEDED = 1e6  #: More observations than these are no plan.
+_ROUNDING = 1e-9  #: Relative difference of sums of the same rewards in another order.
 _RESAMPLES = 9999
 _SEED = 0
-# Resampled values held at a time: 8 MB.
-_BATCH_ELEMENTS = 1_000_000
+_BATCH_ELEMENTS = 1_000_000  #: Resampled values held at a time: 8 MB.
 #: Samples up to this size share their draws, of 32 MB at most, which take most of the time.
 _MOST_KEPT = 400
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and the limits of its confidence interval, infinite if there is none.
-
-    `alike` is the number of observations if all are equal, which have no interval; else 0.
-    """
+    """A mean and the limits of its confidence interval, infinite if there is none."""
 
     mean: float
     low: float = -math.inf
     high: float = math.inf
-    alike: int = 0
+    alike: int = 0  #: Number of observations if all are equal, which have no interval; else 0.
 
     @property
     def bounded(self) -> bool:
@@ -74,22 +63,21 @@ ERRORS = ("reward_error_percent", "absolute_reward_error_percent", "normalised_e
 class Comparison:
     """One scheme and fp32 on the same episodes of one trained policy, or of several.
 
-    `difference` is the mean of scheme - fp32 over paired episodes: negative is worse. Errors are
-    those of `reward_error` and `normalised_error`, the margin is in percent of the fp32 return.
-    Over several policies episodes are added up and all else is a mean in which each counts once.
-    `more_needed` estimates how many more episodes, or trainings, would decide it.
+    Errors are those of `reward_error` and `normalised_error`. Over several policies episodes are
+    added up and all else is a mean in which each counts once.
     """
 
     scheme: str
     episodes: int
     returns: Interval
-    difference: Interval
+    difference: Interval  #: Mean of scheme - fp32 over paired episodes: negative is worse.
     reference_mean: float
     reward_error_percent: float | None
     absolute_reward_error_percent: float | None
     normalised_error_percent: float | None
-    margin_percent: float
+    margin_percent: float  #: In percent of the fp32 return.
     verdict: Verdict
+    #: Estimate of how many more episodes, or trainings, would decide it.
     more_needed: int | None = None
 
 
@@ -188,8 +176,8 @@ def is_as_random(evaluation: Evaluation, random: Evaluation) -> bool:
     returns = mean_return(evaluation)
     low = returns.low if returns.bounded else returns.mean
     # If each game earns more than all random ones, even a wide interval is no doubt.
-    best_random, mean_random = max(random.returns), float(np.mean(random.returns))
-    return low <= mean_random and min(evaluation.returns) <= best_random
+    is_better = min(evaluation.returns) > max(random.returns)
+    return low <= float(np.mean(random.returns)) and not is_better
 
 
 def reward_error(reference_mean: float, other_mean: float) -> float | None:

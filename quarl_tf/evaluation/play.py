@@ -227,16 +227,14 @@ def _play_all(
 
     for done, seed in enumerate(seeds, start=1):
         observation, info = env.reset(seed=seed)
-        game = environments.START in info
-        digest = zlib.crc32(np.asarray(observation).tobytes())
-        start = info.get(environments.START, digest)
-        if game and chance == GREEDY and start in by_start:
+        start = info.get(environments.START, zlib.crc32(np.asarray(observation).tobytes()))
+        if start in by_start:
             episode = by_start[start]
         else:
             ties, choose = policy.ties, _actor(policy, seed, chance)
             episode = play(env, partial(act, choose=choose), observation, seed)
             episode = episode._replace(ties=policy.ties - ties, start=start)
-        if game:
+        if chance == GREEDY and environments.START in info:
             by_start[start] = episode
         episodes.append(episode)
         update(done, len(seeds))
@@ -250,17 +248,15 @@ def _agreement(
     # Discrete actions have no range, and must be equal.
     low, high = guide.sidecar.action_low or [0.0], guide.sidecar.action_high or [0.0]
     tolerance = AGREEMENT_TOLERANCE * np.subtract(high, low)
-    states = equal_actions = 0
+    equal: list[bool] = []
 
     def act_and_compare(observation: NDArray[Any], act: _Act) -> Any:
-        nonlocal states, equal_actions
         action = guide.act(observation)
-        states += 1
         difference = np.abs(action - policy.act(observation))
-        equal_actions += bool(np.all(difference <= tolerance))
+        equal.append(bool(np.all(difference <= tolerance)))
         return action if chance == GREEDY else act(observation)
 
     for seed in seeds:
         observation, _ = env.reset(seed=seed)
         play(env, partial(act_and_compare, act=_actor(guide, seed, chance)), observation, seed)
-    return {"fraction": equal_actions / states, "states": states}
+    return {"fraction": sum(equal) / len(equal), "states": len(equal)}

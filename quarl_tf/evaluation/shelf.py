@@ -248,10 +248,10 @@ def _selection_returns(entry: Entry) -> tuple[float, float]:
     Of equally good networks, that of the steadier training comes first.
     """
     path, first = entry.artifact.with_name("progress.csv"), entry.sidecar.quantized_from
-    returns = []
     # Missing, not a learning curve, or cut off.
     with contextlib.suppress(OSError, KeyError, TypeError, ValueError):
         rows = csv.DictReader(path.read_text().splitlines())
         greedy_returns = (row["greedy_return"] for row in rows if int(row["step"]) >= first)
         returns = [float(value) for value in greedy_returns if value]
-    return (max(returns), fmean(returns)) if returns else (-math.inf, -math.inf)
+        return max(returns), fmean(returns)
+    return -math.inf, -math.inf

@@ -1,6 +1,5 @@
 """Choose and draw the figures of a report."""
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -21,16 +20,12 @@ _MOST_DETAILED = 3
 
 
 class Picture(NamedTuple):
-    """A figure of a report.
+    """A figure of a report."""
 
-    `kind` selects its caption; `cell` is the number of its cell from 1 on, or 0 for what compares
-    cells or if there is only one; `suffix` tells figures of one kind apart.
-    """
-
-    kind: str
-    cell: int
+    kind: str  #: Selects its caption.
+    cell: int  #: From 1 on, or 0 for what compares cells or if there is only one.
     figure: Figure
-    suffix: str = ""
+    suffix: str = ""  #: Tells figures of one kind apart.
 
     @property
     def file(self) -> str:
@@ -81,14 +76,14 @@ def _detailed(workspace: Workspace, cell: CellResults, number: int) -> Iterator[
     run_id = cell.references[0].sidecar.run_id
     path = workspace.artifact(run_id, REFERENCE)
     # Only its hash may have been kept.
-    kernels = flatbuffer.weights(path.read_bytes()) if path.exists() else {}
-    if kernels:
+    if path.exists() and (kernels := flatbuffer.weights(path.read_bytes())):
         figure = layers.weight_histograms(kernels, f"fp32 weights of {run_id}")
         yield Picture("weight_histograms", number, figure)
-    hashes, table = set(), pd.DataFrame()
-    with contextlib.suppress(OSError, KeyError, ValueError):  # Missing, or not such a table.
+    try:
         table = pd.read_csv(blame_path(path))
         hashes = set(table["sha256"])
+    except (OSError, KeyError, ValueError):  # Missing, or not such a table.
+        return
     if hashes == {cell.references[0].sidecar.sha256}:
         figure = layers.blamed_layers(table, f"int8 of {run_id}, layer by layer")
         yield Picture("blamed_layers", number, figure)

@@ -8,7 +8,7 @@ import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from itertools import takewhile
+from itertools import chain, takewhile
 from statistics import mode
 from typing import Any
 
@@ -30,6 +30,9 @@ from quarl_tf.store.workspace import Workspace
 #: Status of a row that has a result.
 OK = "ok"
 
+#: What is compared: a flatbuffer's sidecar and its evaluation.
+_Pair = tuple[Sidecar, Evaluation]
+
 #: Verdicts of schemes that keep the reward.
 _KEEPING_VERDICTS = ("gain", compare.WITHIN_MARGIN, compare.UNSEEN)
 
@@ -46,33 +49,21 @@ class Missing:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Which evaluations are read: those with `chance`, `episodes` of each after `skip_episodes`.
-
-    `missing_reasons` are those of results that are known to be missing, by run id and scheme;
-    `remedy` is a command that makes all that is missing, if there is one.
-    """
+    """Which evaluations are read: those with `chance`, `episodes` of each after `skip_episodes`."""
 
     workspace: Workspace
     margin_percent: float
     chance: Chance = GREEDY
     episodes: int | None = None
     skip_episodes: int = 0
+    #: Of results that are known to be missing, by run id and scheme.
     missing_reasons: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    remedy: str | None = None
+    remedy: str | None = None  #: A command that makes all that is missing, if there is one.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A scheme of one training or, without `run_id`, of all trainings of a cell; None is unknown.
-
-    Attributes:
-        delay: Step at which a quantisation-aware training began to quantise.
-        status: "ok", or the reason why there is no result.
-        compression: Size of fp32 over that of the scheme; `speedup`: the same of latencies.
-        losing: Trainings whose own verdict is a loss, which the pooled one may leave open.
-        unseen_percent: Bound on the share of trainings, or of one's episodes, with a loss, given
-            how many have one.
-    """
+    """A scheme of one training or, without `run_id`, of all those of a cell; None is unknown."""
 
     cell: str
     label: str
@@ -83,15 +74,15 @@ class Row:
     scheme: str
     native: bool
     weight_bits: int
-    delay: int | None
-    status: str = OK
+    delay: int | None  #: Step at which a quantisation-aware training began to quantise.
+    status: str = OK  #: Or the reason why there is no result.
     runs: int = 1
     episodes: int | None = None
     size_bytes: float | None = None
-    compression: float | None = None
+    compression: float | None = None  #: Size of fp32 over that of the scheme.
     latency_median_us: float | None = None
     latency_p95_us: float | None = None
-    speedup: float | None = None
+    speedup: float | None = None  #: Median latency of fp32 over that of the scheme.
     returns: Interval | None = None
     difference: Interval | None = None
     reward_error_percent: float | None = None
@@ -101,7 +92,9 @@ class Row:
     success_rate: float | None = None
     ties: int | None = None
     verdict: str | None = None
+    #: Trainings whose own verdict is a loss, which the pooled one may leave open.
     losing: int | None = None
+    #: Bound on the share of trainings, or of one's episodes, with a loss, given how many have one.
     unseen_percent: float | None = None
     more_needed: int | None = None
     weight_dtypes: dict[str, int] = field(default_factory=dict)
@@ -110,38 +103,27 @@ class Row:
 
 @dataclass(frozen=True)
 class Result:
-    """One flatbuffer: its sidecar, its evaluation and the comparison with fp32.
-
-    `baseline` is a random policy on the same episodes; `skipped` has the returns of those left out.
-    """
+    """One flatbuffer: its sidecar, its evaluation and the comparison with fp32."""
 
     sidecar: Sidecar
     evaluation: Evaluation
     comparison: Comparison
-    baseline: Evaluation | None
-    skipped: Sequence[float]
+    baseline: Evaluation | None  #: Of a random policy on the same episodes.
+    skipped: Sequence[float]  #: Returns of episodes that are left out.
 
 
 @dataclass(frozen=True)
 class CellResults:
-    """The results of a cell.
-
-    Attributes:
-        entries: For each seed, the result of each column.
-        missing: All that is missing, evaluations of the random policy included.
-        rows: One for each column, pooled over the seeds; `trainings`: one for each seed and column.
-        baseline: Return of the random policy, over episodes for one seed, else over seeds; None if
-            one is missing.
-        curves: Learning curves by run id.
-    """
+    """The results of a cell."""
 
     cell: Cell
-    entries: list[list[Result | Missing]]
-    missing: list[Missing]
-    rows: list[Row]
-    trainings: list[Row]
+    entries: list[list[Result | Missing]]  #: For each seed, the result of each column.
+    rows: list[Row]  #: One for each column, pooled over the seeds.
+    trainings: list[Row]  #: One for each seed and column.
+    #: Return of the random policy, over episodes for one seed, else over seeds; None if one is
+    #: missing.
     baseline: Interval | None
-    curves: dict[str, Curve]
+    curves: dict[str, Curve]  #: By run id.
 
     @property
     def references(self) -> list[Result]:
@@ -151,7 +133,17 @@ class CellResults:
     @property
     def results(self) -> list[Result]:
         """Return all results."""
-        return [entry for entries in self.entries for entry in entries if isinstance(entry, Result)]
+        return [entry for entry in chain(*self.entries) if isinstance(entry, Result)]
+
+    @property
+    def missing(self) -> list[Missing]:
+        """Return all that is missing, evaluations of the random policy included."""
+        reason = "was not evaluated on the episodes of fp32"
+        lacking = [fp32.sidecar.run_id for fp32 in self.references if fp32.baseline is None]
+        return [
+            *(entry for entry in chain(*self.entries) if isinstance(entry, Missing)),
+            *(Missing(run_id, BASELINE, reason, exported=True) for run_id in lacking),
+        ]
 
     def trainings_of(self, column: int) -> list[Row]:
         """Return the rows of each training of a column."""
@@ -214,16 +206,17 @@ def load_cell(source: Source, cell: Cell) -> CellResults:
     Each scheme is compared with fp32 of the same seed, on as many episodes as all of them have.
     """
     seeds, columns = range(len(cell.references)), range(len(cell.columns))
-    entries = [_load_seed(source, cell, seed) for seed in seeds]
-    missing = [entry for row in entries for entry in row if isinstance(entry, Missing)]
+    loaded = [_load_seed(source, cell, seed) for seed in seeds]
+    pairs = [pair for pair in chain(*loaded) if not isinstance(pair, Missing)]
+    counts = [len(evaluation.seeds) - source.skip_episodes for _, evaluation in pairs]
+    if source.episodes is not None:
+        counts.append(source.episodes)
+    count = min(counts, default=0)
+    entries = [
+        _compared(source, run, pairs_of_run, count)
+        for run, pairs_of_run in zip(cell.references, loaded, strict=True)
+    ]
     references = [fp32 for fp32, *_ in entries if isinstance(fp32, Result)]
-    counts = {len(fp32.evaluation.seeds) for fp32 in references}
-    if len(counts) > 1:
-        return load_cell(replace(source, episodes=min(counts)), cell)
-    for fp32 in references:
-        if fp32.baseline is None:
-            reason = "was not evaluated on the episodes of fp32"
-            missing.append(Missing(fp32.sidecar.run_id, BASELINE, reason, exported=True))
     random_returns = [fp32.baseline.returns for fp32 in references if fp32.baseline is not None]
     random_mean = None
     if len(random_returns) == len(seeds) == 1:
@@ -236,7 +229,6 @@ def load_cell(source: Source, cell: Cell) -> CellResults:
     return CellResults(
         cell,
         entries,
-        missing,
         rows=[_row(cell, number, entries, seeds) for number in columns],
         trainings=[_row(cell, number, entries, [seed]) for seed in seeds for number in columns],
         baseline=random_mean,
@@ -244,16 +236,10 @@ def load_cell(source: Source, cell: Cell) -> CellResults:
     )
 
 
-def _load_seed(source: Source, cell: Cell, seed: int) -> list[Result | Missing]:
-    """Load one training of each column, all on the same episodes."""
+def _load_seed(source: Source, cell: Cell, seed: int) -> list[_Pair | Missing]:
+    """Load one training of each column; what fp32 cannot be compared with is missing."""
     pairs = [load(source, column.runs[seed], column.scheme.name) for column in cell.columns]
-    if isinstance(fp32_pair := pairs[0], Missing):
-        why = f"has nothing to compare with: fp32 of {fp32_pair.run_id} is missing"
-        return [
-            p if isinstance(p, Missing) else Missing(p[0].run_id, p[0].scheme, why, exported=True)
-            for p in pairs
-        ]
-    skip, (_, reference) = source.skip_episodes, fp32_pair
+    fp32 = pairs[0]
     first_sidecars: dict[str, Sidecar] = {}
     for number, pair in enumerate(pairs):
         if isinstance(pair, Missing):
@@ -261,14 +247,25 @@ def _load_seed(source: Source, cell: Cell, seed: int) -> list[Result | Missing]:
         sidecar, evaluation = pair
         key = sidecar.run_id, sidecar.scheme
         first = first_sidecars.setdefault(sidecar.run_id, sidecar)
-        if sidecar.network_sha256 != first.network_sha256:
+        if isinstance(fp32, Missing):
+            reason = f"has nothing to compare with: fp32 of {fp32.run_id} is missing"
+            pairs[number] = Missing(*key, reason, exported=True)
+        elif sidecar.network_sha256 != first.network_sha256:
             pairs[number] = Missing(*key, f"was exported from another network than {first.scheme}")
-        elif any(map(operator.ne, evaluation.seeds, reference.seeds)):
+        elif any(map(operator.ne, evaluation.seeds, fp32[1].seeds)):
             reason = "was evaluated on other episodes than fp32"
             pairs[number] = Missing(*key, reason, exported=True)
-    counts = [len(pair[1].seeds) - skip for pair in pairs if not isinstance(pair, Missing)]
-    count = min(counts) if source.episodes is None else min(*counts, source.episodes)
-    fp32, run = reference.first(count, skip=skip), cell.references[seed]
+    return pairs
+
+
+def _compared(
+    source: Source, run: Run, pairs: Sequence[_Pair | Missing], count: int
+) -> list[Result | Missing]:
+    """Compare the schemes of a training with fp32, on so many episodes."""
+    if isinstance(pairs[0], Missing):
+        return [pair for pair in pairs if isinstance(pair, Missing)]
+    skip = source.skip_episodes
+    fp32 = pairs[0][1].first(count, skip=skip)
     random = baseline(source.workspace.artifact(run.run_id, BASELINE), run, fp32.seeds)
 
     def result(sidecar: Sidecar, full: Evaluation) -> Result:
@@ -279,7 +276,7 @@ def _load_seed(source: Source, cell: Cell, seed: int) -> list[Result | Missing]:
     return [pair if isinstance(pair, Missing) else result(*pair) for pair in pairs]
 
 
-def load(source: Source, run: Run, scheme: str) -> tuple[Sidecar, Evaluation] | Missing:
+def load(source: Source, run: Run, scheme: str) -> _Pair | Missing:
     """Load a sidecar and its evaluation."""
     status = state(source.workspace, run, scheme, chance=source.chance)
     reason = source.missing_reasons.get((run.run_id, scheme), status.reason)
@@ -363,9 +360,9 @@ def _costs(results: Sequence[Result], references: Sequence[Result]) -> dict[str,
     processor = mode(processors) if processors else None
 
     def least(timed: Sequence[Result], statistic: str) -> float:
-        evaluations = (r.evaluation for r in timed if r.evaluation.processor == processor)
-        latencies = (evaluation.latency_us or {} for evaluation in evaluations)
-        return min((value[statistic] for value in latencies if value), default=math.nan)
+        evaluations = [r.evaluation for r in timed if r.evaluation.processor == processor]
+        latencies = [e.latency_us[statistic] for e in evaluations if e.latency_us]
+        return min(latencies, default=math.nan)
 
     sizes = np.array([result.sidecar.size_bytes for result in results])
     fp32_sizes = np.array([fp32.sidecar.size_bytes for fp32 in references])
@@ -402,38 +399,43 @@ def aggregates(cells: Sequence[CellResults]) -> list[Aggregate]:
     Trainings that several cells have count once. Left out are those of too few different episodes,
     as of games without chance, and those whose fp32 earns no more than a random policy.
     """
-    first_cells = {cell.cell.references[0].seedless_id: cell.cell for cell in reversed(cells)}
-    # What several cells share is of none of their quantisations.
-    numbers = Counter(cell.cell.references[0].seedless_id for cell in cells)
-    titles = {k: c.title if numbers[k] == 1 else c.task for k, c in first_cells.items()}
-    counts = Counter(titles.values())
-    names = {
-        key: titles[key] + f" ({cell.references[0].run_id})" * (counts[titles[key]] > 1)
-        for key, cell in first_cells.items()
-    }
-    #: Trainings by scheme, cell and run.
-    paired: dict[str, dict[str, dict[str, Paired]]] = {}
+    groups: dict[str, list[Cell]] = {}
     for cell in cells:
-        name = names[cell.cell.references[0].seedless_id]
+        groups.setdefault(cell.cell.references[0].seedless_id, []).append(cell.cell)
+    # What several cells share is of none of their quantisations.
+    titles = {
+        key: first.task if others else first.title for key, (first, *others) in groups.items()
+    }
+    counts = Counter(titles.values())
+    paired: dict[str, dict[str, dict[str, Paired]]] = {}  # By scheme, cell and run.
+    for cell in cells:
+        key = cell.cell.references[0].seedless_id
+        name = titles[key]
+        if counts[name] > 1:
+            name += f" ({groups[key][0].references[0].run_id})"
         for row, entries in zip(cell.rows, zip(*cell.entries, strict=True), strict=True):
             if row.delay is None and row.normalised_error_percent is not None:
                 trainings = paired.setdefault(row.scheme, {}).setdefault(name, {})
                 for fp32, entry in zip(cell.references, entries, strict=True):
-                    if isinstance(entry, Result) and fp32.baseline is not None:
-                        returns = entry.evaluation.returns
-                        training = Paired(
-                            np.array(returns),
-                            np.array(fp32.evaluation.returns),
-                            float(np.mean(fp32.baseline.returns)),
-                            compare.effective_n(fp32.evaluation, entry.evaluation) or len(returns),
-                            fp32.skipped,
-                        )
-                        different = compare.effective_n(fp32.evaluation) or len(returns)
-                        enough = different >= compare.MIN_EPISODES
-                        if enough and training.reference.mean() > training.baseline:
-                            trainings[fp32.sidecar.run_id] = training
+                    training = _paired(fp32, entry)
+                    if training is not None:
+                        trainings[fp32.sidecar.run_id] = training
     judged = {
         scheme: {name: list(runs.values()) for name, runs in by_cell.items() if runs}
         for scheme, by_cell in paired.items()
     }
     return [aggregate(scheme, by_cell) for scheme, by_cell in judged.items() if len(by_cell) > 1]
+
+
+def _paired(fp32: Result, entry: Result | Missing) -> Paired | None:
+    """Pair the returns of a training with those of fp32; None if it is left out."""
+    if isinstance(entry, Missing) or fp32.baseline is None:
+        return None
+    returns = np.array(entry.evaluation.returns)
+    reference = np.array(fp32.evaluation.returns)
+    random_mean = float(np.mean(fp32.baseline.returns))
+    different = compare.effective_n(fp32.evaluation) or len(returns)
+    if different < compare.MIN_EPISODES or reference.mean() <= random_mean:
+        return None
+    observations = compare.effective_n(fp32.evaluation, entry.evaluation) or len(returns)
+    return Paired(returns, reference, random_mean, observations, fp32.skipped)

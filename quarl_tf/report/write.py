@@ -7,7 +7,7 @@ those of a float file and are left out.
 
 import contextlib
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -25,7 +25,7 @@ from quarl_tf.report.notes import last_networks, memory_rows, notes_on
 from quarl_tf.report.page import dtypes, provenance, write_pages
 from quarl_tf.report.play import animation
 from quarl_tf.report.results import CellResults, Missing, Source, finite, load
-from quarl_tf.spec import ADOPTED, BASELINE, DEFAULT_SCHEMES, REFERENCE, Chance, Run, Scheme
+from quarl_tf.spec import BASELINE, DEFAULT_SCHEMES, REFERENCE, Chance, Run, Scheme
 from quarl_tf.spec.cell import Cell, Column
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.state import is_begun
@@ -150,14 +150,12 @@ def _sidecar(source: Source, run_id: str) -> Sidecar:
     run = Run.from_dict(sidecar.run)
     # First, as the error below names a command that would be refused.
     require_chance(run.env_id, source.chance, None if run.adopted else run.algo)
-    plain = run.plain
-    fp32 = load(source, plain, REFERENCE)
+    fp32 = load(source, run.plain, REFERENCE)
     if isinstance(fp32, Missing):
-        options = source.chance.option
-        command = f"{plain.command('run')} --schemes {REFERENCE}{options}"
+        remedy = _remedy(source, fp32, run.plain, [REFERENCE], source.chance.option)
         raise QuarlError(
             f"There is nothing to compare with: fp32 of {fp32.run_id} {fp32.reason}; make it with "
-            f"`{_remedy(source, fp32, command, options + plain.imports)}`. Received: run={run_id!r}"
+            f"`{remedy}`. Received: run={run_id!r}"
         )
     return sidecar
 
@@ -212,9 +210,11 @@ def _summary(cell: CellResults) -> dict[str, Any]:
 
 
 def _repetition(
-    source: Source, cells: Sequence[CellResults], missing: Iterable[Missing]
+    source: Source, cells: Sequence[CellResults], missing: Collection[Missing]
 ) -> dict[str, list[str]]:
     """Return the commands that make all results, and those that make the missing ones."""
+    if source.remedy:
+        return {"commands": [source.remedy], "remedies": [source.remedy] if missing else []}
     runs: dict[str, Run] = {}
     schemes: dict[str, dict[str, None]] = {}
     for column in chain.from_iterable(cell.cell.columns for cell in cells):
@@ -223,29 +223,30 @@ def _repetition(
             schemes.setdefault(run.run_id, {})[column.scheme.name] = None
     episodes = max((cell.episodes or 0 for cell in cells), default=0) + source.skip_episodes
     options = f" --episodes {episodes}" + source.chance.option
-    commands = {
-        run_id: f"{run.command('run')} --schemes {','.join(schemes[run_id])}{options}"
-        for run_id, run in runs.items()
-    }
-    remedies = dict.fromkeys(
-        source.remedy
-        or _remedy(source, one, commands[one.run_id], options + runs[one.run_id].imports)
-        for one in missing
+    remedies = (
+        _remedy(source, one, runs[one.run_id], schemes[one.run_id], options) for one in missing
     )
-    lines = [source.remedy] if source.remedy else list(commands.values())
-    return {"commands": lines, "remedies": list(remedies)}
+    return {
+        "commands": [_command(run, schemes[run_id], options) for run_id, run in runs.items()],
+        "remedies": list(dict.fromkeys(remedies)),
+    }
 
 
-def _remedy(source: Source, missing: Missing, command: str, options: str) -> str:
-    """Return the command that makes a missing result: that of its training, if it is here.
+def _command(run: Run, schemes: Iterable[str], options: str) -> str:
+    return f"{run.command('run')} --schemes {','.join(schemes)}{options}"
 
-    Beside other files of a training that is not here, it would be refused.
-    """
+
+def _remedy(
+    source: Source, missing: Missing, run: Run, schemes: Iterable[str], options: str
+) -> str:
+    """Return the command that makes a missing result: that of its training, if it is here."""
     workspace, scheme = source.workspace, missing.scheme
     artifact = workspace.artifact(missing.run_id, REFERENCE if scheme == BASELINE else scheme)
+    command = _command(run, schemes, options)
     if not is_begun(workspace, missing.run_id):
         if missing.exported and artifact.exists():
-            return f"quarl evaluate {shlex.quote(str(artifact))}{options}"
-        if not missing.run_id.startswith(f"{ADOPTED}-") and any(artifact.parent.glob("*.tflite")):
+            return f"quarl evaluate {shlex.quote(str(artifact))}{options}{run.imports}"
+        # Beside other files of a training that is not here, it would be refused.
+        if not run.adopted and any(artifact.parent.glob("*.tflite")):
             return f"{command} --root DIR"
     return workspace.command(command)

@@ -71,7 +71,7 @@ def cell(points: dict[str, Point], distinction: str = "", env_id: str = RUN.env_
         for means in zip(*(means for _, means in points.values()), strict=True)
         for pooled, mean in zip(rows, means, strict=True)
     ]
-    return CellResults(described, [], [], rows, trainings, None, {})
+    return CellResults(described, [], rows, trainings, None, {})
 
 
 def played(schemes: tuple[str, ...] = (), runs: int = 1, distinction: str = "") -> CellResults:

@@ -17,12 +17,10 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from quarl_tf.report.figures.style import GREY, grid, legend_below, scheme_colour, styled, wrapped
 from quarl_tf.spec import REFERENCE
 
-#: Most lines that can be told apart.
-MOST_LINES = 10
+MOST_LINES = 10  #: Most lines that can be told apart.
 
 _DELAY: dict[str, Any] = {"color": "#b3321f", "ls": "--", "lw": 1.1}
-# As in QuaRL's figure of action variances.
-_SMOOTHING = 0.95
+_SMOOTHING = 0.95  #: As in QuaRL's figure of action variances.
 _AXES = {"step": "environment steps", "episodes": "training episodes", "seconds": "seconds"}
 
 

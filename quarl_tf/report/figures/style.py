@@ -20,10 +20,8 @@ from quarl_tf.spec.recipe import PTQ_BITS
 
 Floats = npt.NDArray[np.floating[Any]]
 
-# Inches, and dots per inch.
-_WIDTH, _DPI = 9.0, 150
-# Characters of the titles in a row.
-_TITLE_LETTERS = 80
+_WIDTH, _DPI = 9.0, 150  #: Inches, and dots per inch.
+_TITLE_LETTERS = 80  #: Characters of the titles in a row.
 GREY = "#8a8f98"
 # Native schemes are cool, simulated ones warm, and darker the fewer their bits.
 _NATIVE_COLOURS = {
