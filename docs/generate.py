@@ -220,7 +220,7 @@ def results_index() -> str:
         "[all schemes on all tasks](ptq.md) and [games with sticky actions](games.md). Percent of "
         "fp32's return; positive is worse.\n\n"
         + table(["cell", "verdict", "trainings", "return of int8", "reward error"], rows, 3)
-        + "\n* [Games with sticky actions, in other episodes](games-again.md) of cells that lost\n"
+        + "\n* [Games with sticky actions, in other episodes](games-again.md) of two policies\n"
         "* [Games with sampled actions](games-sampled.md), as PPO and A2C are trained\n"
         "* [Full int8, ours and the converter's](int8.md)\n"
         "* [Quantisation-aware training from 8 to 2 bits](qat.md), and "
