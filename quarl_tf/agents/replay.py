@@ -35,7 +35,10 @@ class Replay:
     def __init__(
         self, spec: EnvSpec, capacity: int, num_envs: int, *, n_step: int = 1, discount: float = 1.0
     ) -> None:
-        """Allocate `capacity` observations; transitions span `n_step` steps within an episode."""
+        """Allocate `capacity` observations, in whole rows; presets say how many it takes.
+
+        A transition spans `n_step` steps, or fewer where its episode ends.
+        """
         self._n_step, self._discount = n_step, discount
         rows = capacity // num_envs
         kind: type[_Observations] = _FrameStacks if spec.frame_stack > 1 else _Observations

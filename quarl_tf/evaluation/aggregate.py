@@ -39,7 +39,7 @@ class Paired:
     scheme: Floats
     reference: Floats
     baseline: float  #: Mean return of a random policy.
-    observations: float  #: Their effective number, of `compare.effective_n`.
+    observations: float  #: Effective number of the episodes, of `compare.effective_n`.
     others: Sequence[float] = ()
 
     @property

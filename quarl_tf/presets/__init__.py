@@ -55,8 +55,9 @@ class Preset(ABC):
     num_envs: _Count  #: Environments stepped together.
     network: _Network  #: Units of the hidden layers, or the name of one of `architectures.NAMED`.
     learning_rate: _Positive  #: The optimizer's step size at the start.
-    #: Whether the learning rate falls linearly to 0, which it reaches before the end of training by
-    #: at most a round of learning and the share of ticks that only reset.
+    #: Whether the learning rate falls linearly to 0, before the end of training by at most a round
+    #: of learning, and the share of ticks that only reset: 1 in n + 1 for episodes of n steps,
+    #: in games up to 3 in n + 3 for lives of n.
     learning_rate_decay: _Flag
     discount: _Fraction  #: Discount of future reward, per environment step.
     train_frequency: _Count  #: Environment steps between bursts of learning.
@@ -126,7 +127,7 @@ class OffPolicyPreset(Preset):
     """Hyper-parameters of learning from a replay buffer."""
 
     batch_size: _Count  #: Transitions in one gradient step.
-    buffer_size: _Count  #: Observations in the replay buffer.
+    buffer_size: _Count  #: Observations in the replay, at least nine of each environment.
     learning_starts: _Count  #: Observations in the buffer before learning starts.
     gradient_steps: _Count  #: Gradient steps in one burst.
     n_step: _Count = 1  #: Steps whose rewards are summed before bootstrapping.

@@ -108,7 +108,7 @@ class Result:
     sidecar: Sidecar
     evaluation: Evaluation
     comparison: Comparison
-    baseline: Evaluation | None  #: Of a random policy on the same episodes.
+    baseline: Evaluation | None  #: Evaluation of a random policy on the same episodes.
     skipped: Sequence[float]  #: Returns of episodes that are left out.
 
 

@@ -309,12 +309,13 @@ def not_exported(workspace: Workspace, run_id: str, schemes: Sequence[str]) -> l
     """Return the schemes whose flatbuffer is missing, damaged or of an earlier network."""
     run = known_run(workspace, run_id)
     record = None if run.adopted else training_record(workspace, run_id)
-    missing = list(schemes)
+    missing = []
     for scheme in schemes:
+        sidecar = None
         with contextlib.suppress(QuarlError):
             sidecar = _exported(workspace, run, scheme, record)
-            if isinstance(sidecar, Sidecar) and workspace.artifact(run_id, scheme).exists():
-                missing.remove(scheme)
+        if not isinstance(sidecar, Sidecar) or not workspace.artifact(run_id, scheme).exists():
+            missing.append(scheme)
     return missing
 
 

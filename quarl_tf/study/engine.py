@@ -416,7 +416,7 @@ class RayEngine:
 
             return _run_apart(job, cores, gather_in, call)
 
-        self._task = ray.remote(num_cpus=cores, max_retries=20)(work)  # If a node is lost.
+        self._task = ray.remote(num_cpus=cores, max_retries=20)(work)  # If a worker is lost.
 
     def start(self, job: Job) -> None:
         """Hand a job to the cluster."""
