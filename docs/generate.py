@@ -218,7 +218,8 @@ def results_index() -> str:
     return (
         "# Results\n\nWhat full int8, weights and activations, costs in every cell, from "
         "[all schemes on all tasks](ptq.md) and [games with sticky actions](games.md). Percent of "
-        "fp32's return; positive is worse.\n\n"
+        "fp32's return; positive is worse. `quarl quantize` made int8 of games from the float file "
+        "that is kept; of PPO on BeamRider the export of its training did.\n\n"
         + table(["cell", "verdict", "trainings", "return of int8", "reward error"], rows, 3)
         + "\n* [Games with sticky actions, in other episodes](games-again.md) of two policies\n"
         "* [Games with sampled actions](games-sampled.md), as PPO and A2C are trained\n"

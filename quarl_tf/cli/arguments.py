@@ -113,8 +113,14 @@ def _task(parser: argparse.ArgumentParser) -> None:
 
 _TASK_EXAMPLE = "--root mine --algo dqn --env CartPole-v1 --seed 0"
 _ROOT_HELP = "folder of runs/, tflite_models/ and reports/ (default: the current one)"
-_WORKSPACE: dict[str, Any] = {"type": lambda text: Workspace(Path(text)), "dest": "workspace"}
-_ROOT = _option("--root", _ROOT_HELP, metavar="DIR", default=Workspace(Path()), **_WORKSPACE)
+_ROOT = _option(
+    "--root",
+    _ROOT_HELP,
+    dest="workspace",
+    type=lambda text: Workspace(Path(text)),
+    metavar="DIR",
+    default=Workspace(Path()),
+)
 _IMPORT_HELP = "import a module that registers environments of your own"
 _IMPORT = _list_option("--import", _IMPORT_HELP, metavar="MODULE", dest="modules")
 _RUN_ID = _option("run", "run id, for example dqn-CartPole-v1-s0", metavar="RUN")
