@@ -34,9 +34,10 @@ docs: site  ## Build the documentation and show it in the browser.
 site: $(DOCS)/installed
 	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(DOCS)/bin/mkdocs build --strict --quiet
 
-test-system: $(VENV)/installed  ## Test installations, clusters and the browser; needs the network and chromium.
+test-system: $(VENV)/installed  ## Test installations, clusters, the browser and fuzzing; needs the network and chromium.
 	$(BIN)/pip install --quiet --constraint requirements.txt --editable '.[cluster]'
 	$(BIN)/pytest tests/system
+	$(MAKE) fuzz
 
 browser-test: $(VENV)/installed  ## Play reports in headless Chromium (Debian's package chromium); screenshots go to build/browser.
 	$(BIN)/pytest tests/system/test_browser.py

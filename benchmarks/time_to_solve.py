@@ -116,7 +116,10 @@ def peer(
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> str:
-    """Return seconds to the goal by task and library, and the ratios to ours of the same seed."""
+    """Return seconds to the goal by task and library, and the ratios to ours of the same seed.
+
+    Below are the libraries that have not been run on a task.
+    """
     lines = [
         "Seconds from the start of the command to the goal: median [range] over trainings",
         "",
@@ -124,9 +127,11 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
         "|---|--:|---|--:|--:|--:|--:|--:|",
     ]
     our_rows = {(row["task"], row["seed"]): row for row in results if row["library"] == "ours"}
+    missing = []
     for (name, task), library in product(tasks().items(), LIBRARIES):
         rows = [row for row in results if (row["task"], row["library"]) == (name, library)]
         if not rows:
+            missing.append(f"{library} on {name}")
             continue
         solved = [row for row in rows if row["seconds"] is not None]
         pairs = [(row, our_rows.get((name, row["seed"]), {})) for row in solved]
@@ -141,6 +146,8 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
         if limits := [row["limit"] for row in rows if row.get("out_of_time")]:
             count += f" within {max(limits):,.0f} s"
         lines.append(f"| {name} | {task['goal']} | {library} | {count} | {' | '.join(cells)} |")
+    if missing:
+        lines += ["", f"Not run: {', '.join(missing)}."]
     return "\n".join(lines) + "\n"
 
 

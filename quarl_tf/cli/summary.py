@@ -27,7 +27,7 @@ from quarl_tf.runtime.flatbuffer import FLOAT_TYPES, FlatbufferAudit
 from quarl_tf.spec import BASELINE, REFERENCE
 from quarl_tf.store import state
 from quarl_tf.store.records import Evaluation, Sidecar
-from quarl_tf.store.workspace import Workspace, evaluation_path, has_sidecar, reference_path
+from quarl_tf.store.workspace import evaluation_path, has_sidecar, reference_path
 from quarl_tf.study import State, Status
 
 _right = partial(Column, justify="right")
@@ -122,12 +122,14 @@ def content_table(artifact: Path, audit: FlatbufferAudit) -> Table:
     for kind, tensors in (("input", audit.inputs), ("output", audit.outputs)):
         for tensor in tensors:
             text = f"{tensor.name} {list(tensor.shape)} {tensor.dtype}"
-            if tensor.scale is not None:
-                text += f", scale {tensor.scale:g}, zero point {tensor.zero_point}"
+            if tensor.scales.size == 1:
+                text += f", scale {tensor.scales[0]:g}, zero point {tensor.zero_points[0]}"
             table.add_row(kind, escape(text))
     table.add_row("operators", escape("\n".join(audit.operators)))
     table.add_row("tensors", ", ".join(f"{n} {t}" for t, n in audit.tensor_dtypes.items()))
     table.add_row("weights", ", ".join(f"{n:,} {t}" for t, n in audit.weight_dtypes.items()))
+    if any(audit.kernel_scales):
+        table.add_row("scales of each kernel", ", ".join(map(str, audit.kernel_scales)))
     if not has_sidecar(artifact):
         is_float = audit.weight_dtypes.keys() <= FLOAT_TYPES
         remedy = "can be adopted (quarl adopt)" if is_float else "needs the .json it came with"
@@ -264,17 +266,11 @@ def require_gate(artifacts: Sequence[Path], args: Namespace) -> None:
 
 
 def _without_reference(policy: Entry) -> GateError:
-    run, reference = policy.run.plain, reference_path(policy.artifact, policy.sidecar)
-    remedy = f"copy {REFERENCE}.tflite and its .json beside it"
-    if not run.adopted:
-        command = f"quarl export {run.run_id} --schemes {REFERENCE}"
-        folder = reference.absolute().parent
-        if folder.parts[-4:-3] == ("tflite_models",):
-            command = Workspace(folder.parents[3]).command(command)
-        remedy += f" (`{command}`)"
+    reference = reference_path(policy.artifact, policy.sidecar)
     return GateError(
         "There is no fp32 result on the same seeds, by the same rules, to compare the file with; "
-        f"{remedy} and evaluate again. Received: {policy.artifact}, fp32 is expected at {reference}"
+        f"copy or export {REFERENCE}.tflite and its .json there and evaluate again. "
+        f"Received: {policy.artifact}, fp32 is expected at {reference}"
     )
 
 

@@ -68,9 +68,11 @@ def plays(registration: Registration) -> bool:
     if not str(registration.entry_point).startswith("ale_py."):
         return False
     if not registration.id.endswith(GAME):
+        name = registration.id.removeprefix("ALE/").split("-")[0].removesuffix("Deterministic")
         raise UsageError(
-            "Atari games are played by the papers' protocol; name the game's id that ends in "
-            f"{GAME}. Received: environment={registration.id!r}"
+            f"Atari games are played by the papers' protocol; name {name}{GAME}, and evaluate it "
+            "with --sticky 0.25 for the chance of ALE/…-v5. "
+            f"Received: environment={registration.id!r}"
         )
     return True
 

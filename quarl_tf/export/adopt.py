@@ -71,19 +71,7 @@ def adopt(
     file = file.resolve() if file.is_dir() else file  # The current folder has a name as well.
     source = sidecar_path(file)
     fields = read_json(source) if source.exists() else {}
-    if "scheme" in fields:
-        raise UsageError(
-            "This file is a policy of this package already; use it as it is, or copy the .tflite "
-            f"alone to adopt it under a name. Received: {source} beside it"
-        )
-    default_id, default_head = fields.pop("env_id", None), fields.pop("head", None)
-    env_id, head = env_id or default_id, head or default_head
-    if not (isinstance(env_id, str) and isinstance(head, str)):
-        raise UsageError(
-            "A policy is adopted for an environment and by what its head is: give --env and "
-            f"--head, or env_id and head in {source}. Received: env={env_id!r}, head={head!r}"
-        )
-    env_id = environments.canonical_id(env_id)
+    env_id, head = _environment_and_head(fields, source, env_id, head)
     spec = environments.env_spec(env_id)
     environments.require_seeded(env_id)
     require_known(f"head of a policy for {env_id}", head, _HEADS[spec.num_actions is not None])
@@ -116,6 +104,25 @@ def adopt(
     check = _in_a_child(crash, _play, content, sidecar, modules)
     write_artifact(target, content, replace(sidecar, check=check))
     return run
+
+
+def _environment_and_head(
+    fields: dict[str, Any], source: Path, env_id: str | None, head: str | None
+) -> tuple[str, str]:
+    """Return the environment and the head, which are taken out of the fields of a description."""
+    if "scheme" in fields:
+        raise UsageError(
+            "This file is a policy of this package already; use it as it is, or copy the .tflite "
+            f"alone to adopt it under a name. Received: {source} beside it"
+        )
+    default_id, default_head = fields.pop("env_id", None), fields.pop("head", None)
+    env_id, head = env_id or default_id, head or default_head
+    if not (isinstance(env_id, str) and isinstance(head, str)):
+        raise UsageError(
+            "A policy is adopted for an environment and by what its head is: give --env and "
+            f"--head, or env_id and head in {source}. Received: env={env_id!r}, head={head!r}"
+        )
+    return environments.canonical_id(env_id), head
 
 
 def _require_format(file: Path) -> None:

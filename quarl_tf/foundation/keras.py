@@ -70,10 +70,4 @@ finally:
     if _collects:
         gc.enable()
 
-if tf.keras.Model is not keras.Model:
-    raise QuarlError(
-        "TensorFlow was loaded with Keras 3; import quarl_tf's training first or set "
-        f"TF_USE_LEGACY_KERAS=1. Received: tf.keras.Model from {tf.keras.Model.__module__}"
-    )
-
 __all__ = ["keras", "tf"]

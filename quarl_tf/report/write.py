@@ -107,7 +107,7 @@ def write(
         "aggregates": [asdict(aggregate, dict_factory=finite) for aggregate in aggregates],
     }
     if memory:
-        content["memory"] = [row for memory_of_cell in memories for row in memory_of_cell]
+        content["memory"] = list(chain(*memories))
     folder = source.workspace.report_dir(name)
     write_json(folder / "results.json", content)
     csv_rows = [row | {"weight_dtypes": dtypes(row["weight_dtypes"])} for row in rows]

@@ -64,33 +64,9 @@ def _names(enumeration: str) -> dict[int, str]:
     return {code: name for name, code in members.items() if not name.startswith("_")}
 
 
-class TensorSpec(NamedTuple):
-    """One input or output; `scale` and `zero_point` are None where it is not quantised."""
+class Tensor(NamedTuple):
+    """One tensor; `scales` are empty where it is not quantised."""
 
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    scale: float | None
-    zero_point: int | None
-
-
-@dataclass(frozen=True)
-class FlatbufferAudit:
-    """The main graph's inputs and outputs, and the contents of all graphs.
-
-    Tensors are counted by dtype, constants by their elements. Operators are in order with the dtype
-    each computes: "FULLY_CONNECTED int8", or "FULLY_CONNECTED float32×int8" for float activations
-    with int8 weights.
-    """
-
-    tensor_dtypes: dict[str, int]
-    weight_dtypes: dict[str, int]
-    operators: list[str]
-    inputs: list[TensorSpec]
-    outputs: list[TensorSpec]
-
-
-class _Tensor(NamedTuple):
     name: str
     shape: tuple[int, ...]
     dtype: str
@@ -98,6 +74,23 @@ class _Tensor(NamedTuple):
     zero_points: NDArray[np.int64]
     axis: int
     data: NDArray[np.uint8] | None  #: Raw bytes of a constant; None for a computed tensor.
+
+
+@dataclass(frozen=True)
+class FlatbufferAudit:
+    """The main graph's inputs and outputs, and the contents of all graphs.
+
+    Tensors are counted by dtype, constants by their elements, scales by the kernel. Operators are
+    in order with the dtype each computes: "FULLY_CONNECTED int8", or "FULLY_CONNECTED float32×int8"
+    for float activations with int8 weights.
+    """
+
+    tensor_dtypes: dict[str, int]
+    weight_dtypes: dict[str, int]
+    kernel_scales: list[int]
+    operators: list[str]
+    inputs: list[Tensor]
+    outputs: list[Tensor]
 
 
 class _Operator(NamedTuple):
@@ -109,7 +102,7 @@ class _Operator(NamedTuple):
 class Graph(NamedTuple):
     """The tensors and operators of one graph, and the indices of its inputs and outputs."""
 
-    tensors: list[_Tensor]
+    tensors: list[Tensor]
     operators: list[_Operator]
     inputs: list[int]
     outputs: list[int]
@@ -141,9 +134,15 @@ def audit(source: Path | bytes) -> FlatbufferAudit:
     return FlatbufferAudit(
         tensor_dtypes=dict(Counter(tensor.dtype for tensor in tensors)),
         weight_dtypes=dict(weight_dtypes),
+        kernel_scales=[
+            graph.tensors[op.inputs[1]].scales.size
+            for graph in graphs
+            for op in graph.operators
+            if op.name in WEIGHTED
+        ],
         operators=[_describe(op, graph) for graph in graphs for op in graph.operators],
-        inputs=[_interface(graphs[0].tensors[i]) for i in graphs[0].inputs],
-        outputs=[_interface(graphs[0].tensors[i]) for i in graphs[0].outputs],
+        inputs=[graphs[0].tensors[i] for i in graphs[0].inputs],
+        outputs=[graphs[0].tensors[i] for i in graphs[0].outputs],
     )
 
 
@@ -224,7 +223,7 @@ def _graph(model: Any, subgraph: Any, buffers: list[NDArray[np.uint8] | None]) -
     return Graph(tensors, operators, inputs, outputs)
 
 
-def _tensor(tensor: Any, buffers: list[NDArray[np.uint8] | None]) -> _Tensor:
+def _tensor(tensor: Any, buffers: list[NDArray[np.uint8] | None]) -> Tensor:
     shape = tuple(_items(tensor, "Shape"))
     scales, zero_points, axis = np.empty(0, np.float32), np.empty(0, np.int64), 0
     quantization = tensor.Quantization()
@@ -242,7 +241,7 @@ def _tensor(tensor: Any, buffers: list[NDArray[np.uint8] | None]) -> _Tensor:
         expected = byte_size(dtype, math.prod(shape))
         if data.size != expected:
             raise ValueError(f"{data.size} bytes where {expected} belong")
-    return _Tensor((tensor.Name() or b"").decode(), shape, dtype, scales, zero_points, axis, data)
+    return Tensor((tensor.Name() or b"").decode(), shape, dtype, scales, zero_points, axis, data)
 
 
 def _operator(model: Any, operator: Any) -> _Operator:
@@ -256,13 +255,6 @@ def _operator(model: Any, operator: Any) -> _Operator:
     return _Operator(name, inputs, _items(operator, "Outputs"))
 
 
-def _interface(tensor: _Tensor) -> TensorSpec:
-    scale, zero_point = None, None
-    if tensor.scales.size == 1:
-        scale, zero_point = float(tensor.scales[0]), int(tensor.zero_points[0])
-    return TensorSpec(tensor.name, tensor.shape, tensor.dtype, scale, zero_point)
-
-
 def _describe(operator: _Operator, graph: Graph) -> str:
     kernel = operator.inputs[1:2] if operator.name in WEIGHTED else []
     dtypes = dict.fromkeys(graph.tensors[i].dtype for i in (*operator.outputs[:1], *kernel))
@@ -270,7 +262,7 @@ def _describe(operator: _Operator, graph: Graph) -> str:
     return f"{operator.name} {types}".rstrip()
 
 
-def decode(tensor: _Tensor, data: NDArray[np.uint8]) -> NDArray[np.float32]:
+def decode(tensor: Tensor, data: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Return the numbers of a constant, dequantised."""
     if tensor.dtype == "int4":  # Two to a byte, the first in the lower half.
         pairs = np.stack([data << 4, data], axis=1).view(np.int8) >> 4

@@ -133,9 +133,7 @@ class QatSchedule:
 
 _RULES: Mapping[str, Callable[..., LayerFormat]] = {"nearest": integers, "paper": published}
 
-#: Value of `per_channel`: a grid per output at 2 and 3 bits only. At 2 bits on a robot, two such
-#: trainings had the highest mean of all options (reports/options); 3 bits are untried, and at 4 no
-#: option is known to be better.
+#: Value of `per_channel`: a grid per output at 2 and 3 bits only (studies/options.yaml).
 _FEW, _FEW_BITS = "few", 3
 
 #: Options that change the defaults of others.

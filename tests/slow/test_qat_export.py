@@ -136,7 +136,7 @@ def test_int8_flatbuffers_are_the_network_at_eight_bits(
         assert len(kernel.quantization.scale) == (1 if single else kernel.shape[0])
     (source,) = audit.inputs
     if kind == "images":
-        assert (source.dtype, source.scale, source.zero_point) == ("uint8", 1.0, 0)
+        assert (source.dtype, *source.scales, *source.zero_points) == ("uint8", 1.0, 0)
         *inside, last = audit.operators
         assert last == "DEQUANTIZE float32"
         assert all(op.endswith(" int8") for op in inside)
