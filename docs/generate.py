@@ -9,6 +9,7 @@ import json
 import re
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -23,18 +24,19 @@ from scipy.stats import spearmanr
 
 from quarl_tf import study
 from quarl_tf.cli import arguments
-from quarl_tf.evaluation.compare import compare, pool
+from quarl_tf.evaluation.aggregate import Aggregate, Paired, aggregate
+from quarl_tf.evaluation.compare import compare, effective_n, pool
 from quarl_tf.evaluation.shelf import Entry, entries, shelf
 from quarl_tf.pipeline import preset_of
 from quarl_tf.presets import ALGORITHMS, tables
 from quarl_tf.report.figures.style import scheme_colour
 from quarl_tf.report.page import limits, number_text, percent, size, templates
 from quarl_tf.runtime import flatbuffer
-from quarl_tf.spec import LayerFormat, Run, Scheme, TensorFormat
+from quarl_tf.spec import BASELINE, GREEDY, Chance, LayerFormat, Run, Scheme, TensorFormat
 from quarl_tf.spec.recipe import QAT_BITS
 from quarl_tf.spec.scheme import LISTED_SCHEMES
-from quarl_tf.store.records import Evaluation
-from quarl_tf.store.workspace import Workspace
+from quarl_tf.store.records import Evaluation, Sidecar
+from quarl_tf.store.workspace import Workspace, evaluation_path, sidecar_path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE, REPORTS, MODELS = ROOT / "quarl_tf", ROOT / "reports", Path("tflite_models")
@@ -211,16 +213,18 @@ def results_index() -> str:
             row["runs"],
             number_text(row["return_mean"]),
             percent(row["reward_error_percent"]),
+            percent(row["normalised_error_percent"]),
         ]
         for row, told in found
         if row["scheme"] == "int8"
     ]
+    header = ["cell", "verdict", "trainings", "return of int8"]
     return (
         "# Results\n\nWhat full int8, weights and activations, costs in every cell, from "
         "[all schemes on all tasks](ptq.md) and [games with sticky actions](games.md). Percent of "
         "fp32's return; positive is worse. `quarl quantize` made int8 of games from the float file "
         "that is kept; of PPO on BeamRider the export of its training did.\n\n"
-        + table(["cell", "verdict", "trainings", "return of int8", "reward error"], rows, 3)
+        + table([*header, "reward error", "normalised"], rows, 4)
         + "\n* [Games with sticky actions, in other episodes](games-again.md) of two policies\n"
         "* [Games with sampled actions](games-sampled.md), as PPO and A2C are trained\n"
         "* [Full int8, ours and the converter's](int8.md)\n"
@@ -239,31 +243,66 @@ def results_index() -> str:
 def int8() -> str:
     """Return what the int8 schemes cost over all cells and in each."""
     results = _report("int8")
+    found = [(one, "fp32", "tasks") for one in results["aggregates"]]
+    for scheme, reference in (("int8", "fp32"), ("int8_stock", "fp32"), ("int8_stock", "int8")):
+        found.append((asdict(_with_games(scheme, reference)), reference, "tasks and games"))
     sums = [
         [
-            f"`{one['scheme']}`",
-            f"{percent(one['error']['mean'])} "
-            f"[{number_text(one['error']['low'])}, {number_text(one['error']['high'])}]",
-            *(percent(one["absolute"]), percent(one["noise"])),
+            *(f"`{one['scheme']}`", f"`{reference}`", of, one["cells"], len(one["errors"])),
+            *(_interval(one["error"]), percent(one["absolute"]), percent(one["noise"])),
             ", ".join(one["losses"]) or "none",
         ]
-        for one in results["aggregates"]
+        for one, reference, of in found
     ]
     ways = [one["scheme"] for one in results["aggregates"]]
     rows = []
     for cell, group in groupby(results["pooled"], key=lambda row: row["cell"]):
-        found = {row["scheme"]: row for row in group}
-        fp32 = found["fp32"]
-        texts = [_cost(found[way]) for way in ways]
+        by_scheme = {row["scheme"]: row for row in group}
+        fp32 = by_scheme["fp32"]
+        texts = [_cost(by_scheme[way]) for way in ways]
         rows.append([cell, fp32["runs"], number_text(fp32["return_mean"]), *texts])
-    header = ["scheme", "mean normalised error, 95 % interval", "mean of absolute values"]
-    header += ["fp32 on other episodes", "cells with a certain loss"]
+    header = ["scheme", "against", "of", "cells", "trainings"]
+    header += ["mean normalised error, 95 % interval", "mean of absolute values"]
+    header += ["the other on other episodes", "cells with a certain loss"]
     return (
-        "## Over all cells\n\n"
+        "## Over all cells\n\nThe games are those of [sticky actions](games.md), each with all "
+        "episodes that were played. Where more were played than of fp32, whose file is not kept, "
+        "the others are compared with fp16.\n\n"
         + table(header, sums)
-        + "\n## Cells\n\n"
+        + "\n## Cells\n\nErrors in percent of fp32's return, normalised ones in brackets.\n\n"
         + table(["cell", "trainings", "return of fp32", *(f"`{way}`" for way in ways)], rows, 4)
     )
+
+
+def _interval(one: dict[str, Any]) -> str:
+    return f"{percent(one['mean'])} [{number_text(one['low'])}, {number_text(one['high'])}]"
+
+
+def _with_games(scheme: str, reference: str) -> Aggregate:
+    """Return what a scheme costs over all tasks and games against another."""
+    plans = [study.read(ROOT / f"studies/{name}.yaml") for name in ("int8", "games")]
+    cells = {
+        cell.title: [_paired(plan, run, scheme, reference) for run in cell.references]
+        for plan in plans
+        for cell in plan.cells
+    }
+    return aggregate(scheme, cells)
+
+
+def _paired(plan: study.Study, run: Run, scheme: str, reference: str) -> Paired:
+    """Pair the returns of two schemes; beyond the episodes of fp32 take those of fp16."""
+
+    def played(scheme: str, chance: Chance) -> Evaluation:
+        path = evaluation_path(Workspace(ROOT).artifact(run.run_id, scheme), chance)
+        return Evaluation.load(path).first(None, skip=plan.skip_episodes)
+
+    first, second = played(reference, plan.chance), played(scheme, plan.chance)
+    returns, count = first.returns, len(second.returns)
+    if reference == "fp32" and len(returns) < count:
+        returns = [*returns, *played("fp16", plan.chance).returns[len(returns) :]]
+    random = np.mean(played(BASELINE, GREEDY).returns[:count])
+    pair = (np.array(one[: min(count, len(returns))]) for one in (second.returns, returns))
+    return Paired(*pair, float(random), effective_n(first, second) or count)
 
 
 def few_bits() -> str:
@@ -281,7 +320,8 @@ def few_bits() -> str:
 def _cost(row: dict[str, Any]) -> str:
     if row["verdict"] is None:
         return "missing"
-    return f"{percent(row['reward_error_percent'])}<br>{row['verdict']}"
+    normalised = percent(row["normalised_error_percent"])
+    return f"{percent(row['reward_error_percent'])} ({normalised})<br>{row['verdict']}"
 
 
 def adopted() -> str:
@@ -302,53 +342,87 @@ def adopted() -> str:
     return "## What it costs\n\n" + table(header, rows, 1)
 
 
+#: Schemes of the papers' Table 2 and ours; int8 of the papers is `ptq_w8`.
+_TABLE_2 = ("fp16", "ptq_w8", "int8", "int8_stock")
+
+
 def papers() -> str:
     """Return Table 2 of the papers with signed and absolute means, beside ours."""
     cells = list(csv.DictReader((ROOT / "docs/results/quarl_table2.csv").read_text().splitlines()))
     played = {row["run_id"] for row in TRAININGS}
     others = {row["cell"] for row in _report("games")["runs"] if row["run_id"] not in played}
-    with_sticky = [row for row in GAMES if row["cell"] not in others]
-    reference, ours = (_by_task(POOLED, scheme) for scheme in ("fp32", "int8"))
-    by_chance = _by_task(with_sticky, "int8")
+    sticky = [row for row in GAMES if row["cell"] not in others]
+    reference = _by_task(POOLED, "fp32")
+    found = {way: _by_task(POOLED, way) | _by_task(sticky, way) for way in _TABLE_2}
+    trained = {task: _steps(row["cell"]) for task, row in reference.items()}
     rows, means = [], []
     for algo, group in groupby(cells, key=lambda cell: cell["algo"]):
         errors, common = [], []
         for cell in group:
+            task = algo, cell["task"]
             fp32, fp16, int8 = (float(cell[name]) for name in ("fp32", "fp16", "int8"))
             errors.append(100 * (fp32 - int8) / abs(fp32))
-            plain, here, sticky = (
-                found.get((algo, cell["task"])) for found in (reference, ours, by_chance)
-            )
+            here = [found[way].get(task, {}) for way in _TABLE_2]
+            plain = reference.get(task, {})
             rows.append(
                 [
                     *(algo, cell["task"], f"{fp32:g}", f"{fp16:g}", f"{int8:g}"),
-                    percent(errors[-1]),
-                    number_text(plain and plain["return_mean"]),
-                    number_text(here and here["return_mean"]),
-                    percent(here and here["reward_error_percent"]),
-                    percent(sticky and sticky["reward_error_percent"]),
+                    *(percent(errors[-1]), f"{int(cell['steps']):,}"),
+                    *(number_text(trained.get(task)), number_text(plain.get("return_mean"))),
+                    *(percent(row.get("reward_error_percent")) for row in here),
                 ]
             )
-            if row := sticky or here:
-                error_here = row["absolute_reward_error_percent"]
+            int8_here = found["int8"].get(task)
+            if int8_here and not _near_zero(int8_here):
+                error_here = int8_here["absolute_reward_error_percent"]
                 common.append((cell["task"], abs(errors[-1]), error_here))
         tasks, theirs, mine = zip(*common, strict=True)
         averaged = (errors, map(abs, errors), theirs, mine)
         means.append([algo, ", ".join(tasks), *(percent(statistics.fmean(x)) for x in averaged)])
-    head = ["algorithm", "task", "fp32", "fp16", "int8", "error"]
-    head += ["fp32 here", "int8 here", "error here", "error here, sticky"]
+    head = ["algorithm", "task", "fp32", "fp16", "int8", "error of int8", "steps"]
+    head += ["steps here", "fp32 here", *(f"`{way}`" for way in _TABLE_2)]
     summary = ["algorithm", "tasks in common", "papers, signed", "papers, absolute"]
     summary += ["papers, absolute, tasks in common", "here, absolute, the same"]
     return (
         "## Means of the int8 errors\n\nIn percent of fp32's return. Those of games here are with "
-        "sticky actions where such an evaluation exists; most games here are trained for "
-        "fewer steps and earn less than the papers' (columns of fp32).\n\n"
+        "sticky actions; most games here are trained for fewer steps and earn less than the "
+        "papers' (below). Tasks where fp32 earns less than half of what it is ahead of a random "
+        "policy are left out, as percentages of returns near zero say little.\n\n"
         + table(summary, means, 4)
-        + "\n## All cells\n\nint8 of the papers has 8-bit weights alone; int8 here has 8-bit "
-        "activations too. A hundred greedy episodes of a game are a few different ones, repeated; "
-        "the last column is the error over 100 episodes with sticky actions. "
-        "A dash: there is no such file yet.\n\n" + table(head, rows, 8)
+        + "\n## Here, by scheme\n\nNormalised errors over all cells: 100 % is as bad as a random "
+        "policy.\n\n" + _by_scheme() + "\n## All cells\n\nErrors here are in percent of fp32's "
+        "return. int8 of the papers has 8-bit weights alone, which is `ptq_w8` here. A hundred "
+        "greedy episodes of a game are a few different ones, repeated: errors of games are over "
+        "100 episodes with sticky actions, the return of fp32 is that of greedy ones. Steps of "
+        "theirs are those of their code's settings. A dash: there is no such file yet.\n\n"
+        + table(head, rows, 11)
     )
+
+
+def _near_zero(row: dict[str, Any]) -> bool:
+    return abs(row["reward_error_percent"]) > 2 * abs(row["normalised_error_percent"])
+
+
+def _by_scheme() -> str:
+    rows = [
+        [
+            *(f"`{one['scheme']}`", of, one["cells"], _interval(one["error"])),
+            *(_interval(one["iqm"]), percent(one["absolute"])),
+        ]
+        for of, report in (("tasks", "ptq"), ("games, sticky actions", "games"))
+        for one in _report(report)["aggregates"]
+        if one["scheme"] in _TABLE_2
+    ]
+    header = ["scheme", "of", "cells", "mean, 95 % interval", "interquartile mean"]
+    return table([*header, "mean of absolute values"], rows, 4)
+
+
+def _steps(cell: str) -> float:
+    """Return the environment steps of a cell's first training, those it goes on from included."""
+    run_id = next(row["run_id"] for row in TRAININGS if row["cell"] == cell)
+    sidecar = Sidecar.load(sidecar_path(Workspace(ROOT).artifact(run_id, "fp32")))
+    steps, origin = sidecar.preset["steps"], Run.from_dict(sidecar.run).origin
+    return float(steps + (preset_of(origin.run).steps if origin else 0))
 
 
 def _by_task(rows: Iterable[dict[str, Any]], scheme: str) -> dict[tuple[str, str], dict[str, Any]]:
@@ -377,7 +451,7 @@ def trade_offs() -> str:
         if entry.sidecar.scheme == "fp32" and entry.artifact.exists():
             kernels = flatbuffer.weights(entry.artifact.read_bytes()).values()
             spreads[entry.run.run_id] = max(float(np.ptp(kernel)) for kernel in kernels)
-    rows, figure_rows = [], []
+    rows, figure_rows, telling = [], [], list[str]()
     for scheme in _ROUNDED:
         found: dict[str, list[tuple[float, float]]] = {}
         for row in TRAININGS:
@@ -387,6 +461,7 @@ def trade_offs() -> str:
         cells = [np.mean(found[cell], axis=0) for cell in sorted(found)]
         rho, chance = spearmanr(*zip(*cells, strict=True))
         rows.append([f"`{scheme}`", len(cells), f"{rho:.2f}", f"{chance:.2f}"])
+        telling += [f"`{scheme}`"] * bool(rho > 0 and chance < 0.05)
         figure_rows += [(scheme, *cell) for cell in cells]
     _draw("spread", _errors_against_spread(figure_rows))
     return (
@@ -396,7 +471,8 @@ def trade_offs() -> str:
         "width of the weights' distribution. Over cells, by Spearman's rank correlation of the "
         "widest kernel's range (mean over trainings) with the absolute normalised error:\n\n"
         + table(["scheme", "cells", "rank correlation", "p"], rows, 3)
-        + "![Error against the widest kernel's range](spread.svg)\n"
+        + f"At 5 % it does so for {', '.join(telling) or 'none of them'}.\n\n"
+        "![Error against the widest kernel's range](spread.svg)\n"
     )
 
 
@@ -467,7 +543,31 @@ def benchmarks() -> str:
         "average; *confirmed* is the mean return of 100 others. Seconds, steps and ratios are of "
         "the trainings that solved it (`python benchmarks/time_to_solve.py`).\n\n"
         + (folder / "time_to_solve.md").read_text()
+        + "\n## Trainings of games\n\nThose of `studies/games.yaml`, most on one core beside "
+        "another training, on several processors; of those that go on from another the last part. "
+        "Medians with the range.\n\n" + _trainings_of_games()
     )
+
+
+def _trainings_of_games() -> str:
+    rows = []
+    runs = [row for row in _report("games")["runs"] if row["scheme"] == "fp32"]
+    for cell, group in groupby(runs, key=lambda row: row["cell"]):
+        paths = [Workspace(ROOT).artifact_dir(row["run_id"]) / "progress.csv" for row in group]
+        ends = [pandas.read_csv(path).iloc[-1] for path in paths]
+        timed = [end for end in ends if "seconds" in end]
+        minutes = [end["seconds"] / 60 for end in timed]
+        rates = [end["step"] / end["seconds"] for end in timed]
+        steps = f"{ends[0]['step'] / 1e6:.1f}"
+        rows.append([cell, len(ends), steps, *map(_median_and_range, (minutes, rates))])
+    return table(["cell", "trainings", "million steps", "minutes", "steps/s"], rows, 4)
+
+
+def _median_and_range(values: Sequence[float]) -> str:
+    if len(values) < 2:
+        return number_text(values[0] if values else None)
+    parts = (statistics.median(values), min(values), max(values))
+    return "{} [{}, {}]".format(*map(number_text, parts))
 
 
 #: QuaRL's Table 4: success in percent and milliseconds, of fp32 and of int8; differences to ours.

@@ -7,6 +7,7 @@ its paired episodes. Errors are normalised by the returns of fp32 and of a rando
 percentages of returns near zero mean little.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,8 +20,6 @@ from quarl_tf.evaluation.compare import (
     Interval,
     differences,
     is_constant,
-    mean_of_all,
-    normalised_error,
     standard_error,
 )
 
@@ -34,19 +33,17 @@ _Runs = Sequence[tuple[Floats, float]]
 
 @dataclass(frozen=True)
 class Paired:
-    """One training: returns of a scheme and of fp32 on the same episodes, and of fp32 on others."""
+    """One training: returns of a scheme and of fp32 on the same episodes."""
 
     scheme: Floats
     reference: Floats
     baseline: float  #: Mean return of a random policy.
     observations: float  #: Effective number of the episodes, of `compare.effective_n`.
-    others: Sequence[float] = ()
 
     @property
     def errors(self) -> Floats:
         """Return the normalised error of each episode, in percent."""
-        scale = abs(float(self.reference.mean()) - self.baseline)
-        return 100 * differences(self.reference, self.scheme) / scale
+        return 100 * differences(self.reference, self.scheme) / self._scale
 
     @property
     def wins(self) -> Floats:
@@ -54,11 +51,13 @@ class Paired:
         return 50 * (1 + np.sign(differences(self.scheme, self.reference)))
 
     @property
-    def noise(self) -> float | None:
-        """Return the normalised error of fp32 on other episodes, if there are any."""
-        if not self.others:
-            return None
-        return normalised_error(self.reference.mean(), float(np.mean(self.others)), self.baseline)
+    def noise(self) -> float:
+        """Return the standard error of fp32's mean return, in percent as `errors`."""
+        return 100 * standard_error(self.reference, self.observations) / self._scale
+
+    @property
+    def _scale(self) -> float:
+        return abs(float(self.reference.mean()) - self.baseline)
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class Aggregate:
     #: Probability that an episode earns more than fp32's, ties half; mean over cells.
     improvement: Interval
     absolute: float  #: Mean of the cells' absolute errors.
-    noise: float | None  #: As `absolute`, of fp32 on other episodes; None if a training has none.
+    noise: float  #: As `absolute`, expected of fp32 against itself on other episodes.
     losses: list[str]  #: Cells with a loss at a level of 5 % after Holm's correction.
 
 
@@ -86,7 +85,7 @@ def aggregate(scheme: str, cells: Mapping[str, Sequence[Paired]]) -> Aggregate:
         low, high = max(improvement.low, 0.0), min(improvement.high, 100.0)
         improvement = replace(improvement, low=low, high=high)
     mean_errors = np.array([values.mean() for runs in errors for values, _ in runs])
-    noise = [mean_of_all([run.noise for run in runs]) for runs in cells.values()]
+    noise = [math.hypot(*(run.noise for run in runs)) / len(runs) for runs in cells.values()]
     return Aggregate(
         scheme,
         cells=len(cells),
@@ -95,7 +94,8 @@ def aggregate(scheme: str, cells: Mapping[str, Sequence[Paired]]) -> Aggregate:
         iqm=_iqm(errors, mean_errors),
         improvement=improvement,
         absolute=float(np.mean([abs(_mean(runs)) for runs in errors])),
-        noise=mean_of_all([value and abs(value) for value in noise]),
+        # The mean absolute difference of two means with such a standard error.
+        noise=2 / math.sqrt(math.pi) * float(np.mean(noise)),
         losses=holm({name: _loss_p(runs) for name, runs in cells.items()}, 1 - CONFIDENCE),
     )
 

@@ -109,7 +109,6 @@ class Result:
     evaluation: Evaluation
     comparison: Comparison
     baseline: Evaluation | None  #: Evaluation of a random policy on the same episodes.
-    skipped: Sequence[float]  #: Returns of episodes that are left out.
 
 
 @dataclass(frozen=True)
@@ -271,7 +270,7 @@ def _compared(
     def result(sidecar: Sidecar, full: Evaluation) -> Result:
         evaluation = full.first(count, skip=skip)
         comparison = compare.compare(fp32, evaluation, random, source.margin_percent)
-        return Result(sidecar, evaluation, comparison, random, full.returns[:skip])
+        return Result(sidecar, evaluation, comparison, random)
 
     return [pair if isinstance(pair, Missing) else result(*pair) for pair in pairs]
 
@@ -438,4 +437,4 @@ def _paired(fp32: Result, entry: Result | Missing) -> Paired | None:
     if different < compare.MIN_EPISODES or reference.mean() <= random_mean:
         return None
     observations = compare.effective_n(fp32.evaluation, entry.evaluation) or len(returns)
-    return Paired(returns, reference, random_mean, observations, fp32.skipped)
+    return Paired(returns, reference, random_mean, observations)

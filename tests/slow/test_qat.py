@@ -305,6 +305,20 @@ def test_every_way_of_computing_a_network_is_the_same(name: str, options: dict[s
         assert steps_apart.max() < 10 or "rule" in options
 
 
+@pytest.mark.parametrize("options", [{}, {"learned_steps": True}], ids=str)
+def test_training_at_two_bits_beats_rounding_to_them(options: dict[str, Any]) -> None:
+    expected = FACTORIES["relu"]()(observations_of("relu"))
+    network, adam = frozen("relu", aware(2, **options)), keras.optimizers.Adam(0.01)
+    errors = []
+    for _ in range(50):  # From what the float network is when it is rounded.
+        with tf.GradientTape() as tape:
+            difference = network(observations_of("relu"), training=True) - expected
+            errors.append(tf.reduce_mean(tf.square(difference)))
+        variables = network.trainable_variables
+        adam.apply_gradients(zip(tape.gradient(errors[-1], variables), variables, strict=True))
+    assert np.mean(errors[-10:]) < 0.5 * errors[0]
+
+
 def test_a_following_range_grows_with_the_next_freeze() -> None:
     far = 100 * observations_of("relu")
     for ranges in ("following", "extremes"):

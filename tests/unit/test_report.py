@@ -271,22 +271,17 @@ def test_equal_returns_have_a_verdict_and_a_bound_and_no_interval(several: Path)
 def test_rows_tell_what_decides_them_and_how_many_trainings_lose(workspace: Workspace) -> None:
     runs = [add_run(workspace, replace(RUN, seed=seed)) for seed in range(6)]
 
-    def told(trainings: int, *returns: list[float]) -> tuple[dict[str, Any], tuple[str, str]]:
+    def row_of(trainings: int, *returns: list[float]) -> dict[str, Any]:
         for run, repeated in zip(runs, returns, strict=False):
             evaluate(workspace, run, "int8", repeated * (EPISODES // len(repeated)))
-        folder = write(workspace, *runs[:trainings])
-        return rows_of(folder)["int8"], pages_of(folder)
+        return rows_of(write(workspace, *runs[:trainings]))["int8"]
 
-    row, pages = told(1, [500.0] * (EPISODES - 1) + [200.0])
-    assert all(f"{row['more_needed']:,} more episodes" in text for text in pages)
-    row, pages = told(2, [100.0, 99.0], [480.0, 479.0])
+    assert row_of(1, [500.0] * (EPISODES - 1) + [200.0])["more_needed"] > 0
+    row = row_of(2, [100.0, 99.0], [480.0, 479.0])
     assert (row["verdict"], row["losing"]) == ("inconclusive", 2)
-    assert all("2 of 2 trainings lose; about" in text for text in pages)
-    row, pages = told(6, [489.0, 490.0], [500.0])
+    row = row_of(6, [489.0, 490.0], [500.0])
     assert (row["verdict"], row["losing"]) == ("within margin", 1)
     assert row["unseen_percent"] == pytest.approx(58.18, abs=0.01)  # Clopper's and Pearson's.
-    sentence = "1 of 6 trainings loses; a collapse in up to 58 % of trainings not excluded"
-    assert all(sentence in text for text in pages)
 
 
 @pytest.mark.parametrize(
@@ -326,7 +321,6 @@ def test_what_is_missing_is_not_called_none(workspace: Workspace) -> None:
     evaluation_path(workspace.artifact(run.run_id, "int8")).unlink()
     pages = pages_of(write(workspace, run))
     assert f"{line}not known (results of some are missing)" in pages[0]
-    assert "not known (results of some are missing)" in pages[1]
     assert line not in pages_of(write(workspace, add_run(workspace, SEEDS[1], ("fp32",))))[0]
 
 
@@ -364,7 +358,6 @@ def test_greedy_results_and_others_do_not_mix(workspace: Workspace) -> None:
     assert f"was not evaluated with epsilon 0.1; make it with {command}" in message
     for impossible in (Chance("sticky", 0.25), Chance("sampled")):
         assert "leave out --s" in refused(write, workspace, run, chance=impossible, code=2)
-    assert message.endswith("Received: run='dqn-CartPole-v1-s0'")
     assert not workspace.report_dir(f"{run.run_id}-epsilon0.1").exists()
     greedy = write(workspace, run)
     protocol = replace(EVALUATION.protocol, actions=chance.actions)
@@ -420,15 +413,6 @@ def test_what_does_not_match_is_missing(workspace: Workspace) -> None:
         "ptq_w5": "was exported from another network than fp32",
         "ptq_w2": "was not exported",
     }
-    # Commands work beside these files and, with the training, in its folder, in quotes.
-    quoted = workspace.root.rename(workspace.root.with_name("my root"))
-    command = f"{run.command('run')} --schemes fp32,fp16,int8,ptq_w8,ptq_w6,ptq_w5,ptq_w4,ptq_w3"
-    command += f",ptq_w2 --episodes {EPISODES}"
-    markdown, _ = pages_of(write(Workspace(quoted), run))
-    assert f"    {command} --root DIR\n" in markdown
-    assert f"    quarl evaluate '{quoted}/tflite_models/CartPole-v1/dqn/s0/int8.tflite'" in markdown
-    write_bytes(Workspace(quoted).run_dir(run.run_id) / "run.json", b"{}")
-    assert f"    {command} --root '{quoted}'\n" in pages_of(write(Workspace(quoted), run))[0]
 
 
 def test_a_baseline_on_other_episodes_is_missing(workspace: Workspace) -> None:

@@ -315,9 +315,9 @@ def test_failed_trainings_are_held_by_the_interval_or_the_bound(trainings: int) 
     assert missed <= 65
 
 
-def cell(difference: np.ndarray | float, other: float | None = None) -> Paired:
+def cell(difference: np.ndarray | float) -> Paired:
     reference = np.full(50, 200.0)
-    return Paired(reference + difference, reference, 0.0, 50, () if other is None else [other])
+    return Paired(reference + difference, reference, 0.0, 50)
 
 
 def test_aggregates_by_hand() -> None:
@@ -325,7 +325,7 @@ def test_aggregates_by_hand() -> None:
     result = aggregate("int8", cells)
     # Means are over cells; absolute values do not cancel: 3 % lost, 3 % gained.
     assert (result.error.mean, result.absolute) == pytest.approx((0, 3))
-    assert (result.cells, result.noise) == (2, None)
+    assert (result.cells, result.noise) == (2, 0)  # All games of fp32 earn the same.
     # Errors of 2 and 4 % in one of two cells: a standard error of 1 / 2, one degree of freedom.
     reach = 12.706 * 0.5
     assert (result.error.low, result.error.high) == pytest.approx((-reach, reach), rel=1e-4)
@@ -341,16 +341,26 @@ def test_aggregates_by_hand() -> None:
     # Percentages of what fp32 earns more than a random policy.
     near_zero = Paired(np.full(20, -9.0), np.full(20, 1.0), -99.0, 20)
     assert near_zero.errors == pytest.approx(np.full(20, 10.0))
-    # Equal cells have no interval; fp32 differs from itself on other episodes.
-    result = aggregate("fp16", {"a": [cell(0.0, 190.0)] * 2, "b": [cell(0.0, 220.0)]})
+    # Equal cells have no interval.
+    result = aggregate("fp16", {"a": [cell(0.0)] * 2, "b": [cell(0.0)]})
     for interval in (result.error, result.iqm, result.improvement):
         assert (interval.bounded, interval.alike) == (False, 3)
     assert (result.improvement.mean, result.losses) == (50, [])
-    assert result.noise == pytest.approx((5 + 10) / 2)
     # One of many trainings differs, which the interquartile mean leaves out.
     others = {str(i): [cell(0.0)] * 3 for i in range(5)}
     result = aggregate("int8", {**others, "a": [cell(0.0), cell(0.0), cell(-150.0)]})
     assert (result.iqm.mean, result.iqm.alike, result.iqm.bounded) == (0, 0, False)
+
+
+def test_noise_is_what_fp32_differs_from_itself_on_other_episodes() -> None:
+    returns = np.random.default_rng(0).normal(100, 30, size=(4000, 50))
+    means = returns.mean(axis=1)
+    sample = 100 + 30 * (returns[0] - means[0]) / returns[0].std(ddof=1)
+    run = Paired(sample, sample, 0.0, 50)
+    for trainings in (1, 4):
+        of_cells = means.reshape(-1, trainings).mean(axis=1)
+        noise = aggregate("fp16", {"a": [run] * trainings, "b": [run] * trainings}).noise
+        assert noise == pytest.approx(np.abs(np.diff(of_cells)).mean(), rel=0.05)
 
 
 def test_each_draw_of_a_training_has_new_episodes() -> None:
