@@ -9,7 +9,7 @@ import json
 import re
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,13 @@ from quarl_tf.pipeline import preset_of
 from quarl_tf.presets import ALGORITHMS, tables
 from quarl_tf.report.figures.style import scheme_colour
 from quarl_tf.report.page import limits, number_text, percent, size, templates
+from quarl_tf.report.results import finite
 from quarl_tf.runtime import flatbuffer
-from quarl_tf.spec import BASELINE, GREEDY, Chance, LayerFormat, Run, Scheme, TensorFormat
+from quarl_tf.spec import BASELINE, LayerFormat, Run, Scheme, TensorFormat
 from quarl_tf.spec.recipe import QAT_BITS
 from quarl_tf.spec.scheme import LISTED_SCHEMES
 from quarl_tf.store.records import Evaluation, Sidecar
+from quarl_tf.store.state import baseline
 from quarl_tf.store.workspace import Workspace, evaluation_path, sidecar_path
 
 ROOT = Path(__file__).parents[1]
@@ -222,8 +224,9 @@ def results_index() -> str:
     return (
         "# Results\n\nWhat full int8, weights and activations, costs in every cell, from "
         "[all schemes on all tasks](ptq.md) and [games with sticky actions](games.md). Percent of "
-        "fp32's return; positive is worse. `quarl quantize` made int8 of games from the float file "
-        "that is kept; of PPO on BeamRider the export of its training did.\n\n"
+        "fp32's return, and normalised of what fp32 is ahead of a random policy; positive is "
+        "worse. `quarl quantize` made int8 of games from the float file that is kept; of PPO on "
+        "BeamRider the export of its training did.\n\n"
         + table([*header, "reward error", "normalised"], rows, 4)
         + "\n* [Games with sticky actions, in other episodes](games-again.md) of two policies\n"
         "* [Games with sampled actions](games-sampled.md), as PPO and A2C are trained\n"
@@ -245,7 +248,8 @@ def int8() -> str:
     results = _report("int8")
     found = [(one, "fp32", "tasks") for one in results["aggregates"]]
     for scheme, reference in (("int8", "fp32"), ("int8_stock", "fp32"), ("int8_stock", "int8")):
-        found.append((asdict(_with_games(scheme, reference)), reference, "tasks and games"))
+        whole = asdict(_with_games(scheme, reference), dict_factory=finite)
+        found.append((whole, reference, "tasks and games"))
     sums = [
         [
             *(f"`{one['scheme']}`", f"`{reference}`", of, one["cells"], len(one["errors"])),
@@ -261,13 +265,14 @@ def int8() -> str:
         fp32 = by_scheme["fp32"]
         texts = [_cost(by_scheme[way]) for way in ways]
         rows.append([cell, fp32["runs"], number_text(fp32["return_mean"]), *texts])
-    header = ["scheme", "against", "of", "cells", "trainings"]
+    header = ["scheme", "against", "cells of", "cells", "trainings"]
     header += ["mean normalised error, 95 % interval", "mean of absolute values"]
-    header += ["the other on other episodes", "cells with a certain loss"]
+    header += ["expected of the same on other episodes", "cells with a certain loss"]
     return (
-        "## Over all cells\n\nThe games are those of [sticky actions](games.md), each with all "
-        "episodes that were played. Where more were played than of fp32, whose file is not kept, "
-        "the others are compared with fp16.\n\n"
+        "## Over all cells\n\nThe games are those of [sticky actions](games.md). Rows with games "
+        "have all episodes that both have played, of tasks those behind the first 200; where fp32 "
+        "has played fewer, as its file is not kept, the others are compared with fp16. Errors are "
+        "normalised by how far what a scheme is compared with is ahead of a random policy.\n\n"
         + table(header, sums)
         + "\n## Cells\n\nErrors in percent of fp32's return, normalised ones in brackets.\n\n"
         + table(["cell", "trainings", "return of fp32", *(f"`{way}`" for way in ways)], rows, 4)
@@ -275,34 +280,43 @@ def int8() -> str:
 
 
 def _interval(one: dict[str, Any]) -> str:
-    return f"{percent(one['mean'])} [{number_text(one['low'])}, {number_text(one['high'])}]"
+    low, high = one["low"], one["high"]
+    text = percent(one["mean"])
+    return text if low is None else f"{text} [{number_text(low)}, {number_text(high)}]"
 
 
 def _with_games(scheme: str, reference: str) -> Aggregate:
-    """Return what a scheme costs over all tasks and games against another."""
+    """Return what a scheme costs against another over all tasks and games that have both."""
     plans = [study.read(ROOT / f"studies/{name}.yaml") for name in ("int8", "games")]
     cells = {
         cell.title: [_paired(plan, run, scheme, reference) for run in cell.references]
         for plan in plans
         for cell in plan.cells
+        if {scheme, reference} <= {column.scheme.name for column in cell.columns}
     }
     return aggregate(scheme, cells)
 
 
 def _paired(plan: study.Study, run: Run, scheme: str, reference: str) -> Paired:
-    """Pair the returns of two schemes; beyond the episodes of fp32 take those of fp16."""
+    """Pair two schemes on the episodes of both; beyond those of fp32 are fp16's."""
+    workspace = Workspace(ROOT)
 
-    def played(scheme: str, chance: Chance) -> Evaluation:
-        path = evaluation_path(Workspace(ROOT).artifact(run.run_id, scheme), chance)
+    def played(scheme: str) -> Evaluation:
+        path = evaluation_path(workspace.artifact(run.run_id, scheme), plan.chance)
         return Evaluation.load(path).first(None, skip=plan.skip_episodes)
 
-    first, second = played(reference, plan.chance), played(scheme, plan.chance)
-    returns, count = first.returns, len(second.returns)
-    if reference == "fp32" and len(returns) < count:
-        returns = [*returns, *played("fp16", plan.chance).returns[len(returns) :]]
-    random = np.mean(played(BASELINE, GREEDY).returns[:count])
-    pair = (np.array(one[: min(count, len(returns))]) for one in (second.returns, returns))
-    return Paired(*pair, float(random), effective_n(first, second) or count)
+    first, second = played(reference), played(scheme)
+    if reference == "fp32" and len(first.seeds) < len(second.seeds):
+        rest = played("fp16").first(None, skip=len(first.seeds))
+        seeds, returns = [*first.seeds, *rest.seeds], [*first.returns, *rest.returns]
+        first = replace(first, seeds=seeds, returns=returns)
+    count = min(len(first.seeds), len(second.seeds))
+    first, second = first.first(count), second.first(count)
+    random = baseline(workspace.artifact(run.run_id, BASELINE), run, first.seeds)
+    if random is None or first.seeds != second.seeds:
+        raise SystemExit(f"Evaluate {scheme}, {reference} and a random policy alike: {run.run_id}")
+    pair = (np.array(one.returns) for one in (second, first))
+    return Paired(*pair, float(np.mean(random.returns)), effective_n(first, second) or count)
 
 
 def few_bits() -> str:
@@ -353,7 +367,8 @@ def papers() -> str:
     others = {row["cell"] for row in _report("games")["runs"] if row["run_id"] not in played}
     sticky = [row for row in GAMES if row["cell"] not in others]
     reference = _by_task(POOLED, "fp32")
-    found = {way: _by_task(POOLED, way) | _by_task(sticky, way) for way in _TABLE_2}
+    judged = [row for row in POOLED if "NoFrameskip" not in row["env_id"]] + sticky
+    found = {way: _by_task(judged, way) for way in _TABLE_2}
     trained = {task: _steps(row["cell"]) for task, row in reference.items()}
     rows, means = [], []
     for algo, group in groupby(cells, key=lambda cell: cell["algo"]):
@@ -381,26 +396,31 @@ def papers() -> str:
         means.append([algo, ", ".join(tasks), *(percent(statistics.fmean(x)) for x in averaged)])
     head = ["algorithm", "task", "fp32", "fp16", "int8", "error of int8", "steps"]
     head += ["steps here", "fp32 here", *(f"`{way}`" for way in _TABLE_2)]
-    summary = ["algorithm", "tasks in common", "papers, signed", "papers, absolute"]
-    summary += ["papers, absolute, tasks in common", "here, absolute, the same"]
+    summary = ["algorithm", "tasks compared", "papers, signed", "papers, absolute"]
+    summary += ["papers, absolute, tasks compared", "here, absolute, the same"]
     return (
         "## Means of the int8 errors\n\nIn percent of fp32's return. Those of games here are with "
-        "sticky actions; most games here are trained for fewer steps and earn less than the "
-        "papers' (below). Tasks where fp32 earns less than half of what it is ahead of a random "
-        "policy are left out, as percentages of returns near zero say little.\n\n"
+        "sticky actions; steps and returns are below. Tasks are not compared where fp32 earns so "
+        "less than half of what it is ahead of a random policy, as percentages of returns near "
+        "zero say little.\n\n"
         + table(summary, means, 4)
         + "\n## Here, by scheme\n\nNormalised errors over all cells: 100 % is as bad as a random "
         "policy.\n\n" + _by_scheme() + "\n## All cells\n\nErrors here are in percent of fp32's "
         "return. int8 of the papers has 8-bit weights alone, which is `ptq_w8` here. A hundred "
         "greedy episodes of a game are a few different ones, repeated: errors of games are over "
         "100 episodes with sticky actions, the return of fp32 is that of greedy ones. Steps of "
-        "theirs are those of their code's settings. A dash: there is no such file yet.\n\n"
+        "theirs are those of their code's settings. A dash: there is no such result yet.\n\n"
         + table(head, rows, 11)
     )
 
 
 def _near_zero(row: dict[str, Any]) -> bool:
-    return abs(row["reward_error_percent"]) > 2 * abs(row["normalised_error_percent"])
+    """Tell whether fp32 earns less than half of what it is ahead of a random policy."""
+    task = row["algo"], row["env_id"]
+    run_id = next(r["run_id"] for r in TRAININGS if (r["algo"], r["env_id"]) == task)
+    random = Evaluation.load(evaluation_path(Workspace(ROOT).artifact(run_id, BASELINE)))
+    fp32 = row["return_mean"] - row["difference_mean"]
+    return bool(abs(fp32) < abs(fp32 - np.mean(random.returns)) / 2)
 
 
 def _by_scheme() -> str:
@@ -422,7 +442,7 @@ def _steps(cell: str) -> float:
     run_id = next(row["run_id"] for row in TRAININGS if row["cell"] == cell)
     sidecar = Sidecar.load(sidecar_path(Workspace(ROOT).artifact(run_id, "fp32")))
     steps, origin = sidecar.preset["steps"], Run.from_dict(sidecar.run).origin
-    return float(steps + (preset_of(origin.run).steps if origin else 0))
+    return float(steps + (preset_of(origin.run).steps if origin and not origin.step else 0))
 
 
 def _by_task(rows: Iterable[dict[str, Any]], scheme: str) -> dict[tuple[str, str], dict[str, Any]]:
@@ -471,7 +491,8 @@ def trade_offs() -> str:
         "width of the weights' distribution. Over cells, by Spearman's rank correlation of the "
         "widest kernel's range (mean over trainings) with the absolute normalised error:\n\n"
         + table(["scheme", "cells", "rank correlation", "p"], rows, 3)
-        + f"At 5 % it does so for {', '.join(telling) or 'none of them'}.\n\n"
+        + f"Wider kernels have larger errors at p < 5 %, each scheme by itself, in: "
+        f"{', '.join(telling) or 'none'}.\n\n"
         "![Error against the widest kernel's range](spread.svg)\n"
     )
 
@@ -543,9 +564,9 @@ def benchmarks() -> str:
         "average; *confirmed* is the mean return of 100 others. Seconds, steps and ratios are of "
         "the trainings that solved it (`python benchmarks/time_to_solve.py`).\n\n"
         + (folder / "time_to_solve.md").read_text()
-        + "\n## Trainings of games\n\nThose of `studies/games.yaml`, most on one core beside "
-        "another training, on several processors; of those that go on from another the last part. "
-        "Medians with the range.\n\n" + _trainings_of_games()
+        + "\n## Trainings of games\n\nThose of `studies/games.yaml`, on several machines that were "
+        "not at rest; of those that go on from another the last part. Medians with the range.\n\n"
+        + _trainings_of_games()
     )
 
 

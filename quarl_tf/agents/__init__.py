@@ -74,7 +74,7 @@ class Agent(ABC):
     def observe(self, tick: Tick) -> None:
         """Store one tick of the vector environment."""
 
-    def end_of_rollout(self, observations: npt.NDArray[Any]) -> None:  # noqa: B027
+    def end_of_stream(self, observations: npt.NDArray[Any]) -> None:  # noqa: B027
         """Store the last observations before all environments start new episodes."""
 
     @abstractmethod

@@ -71,7 +71,7 @@ class OffPolicyAgent(Agent):
         self._new_observations.append(tick.observations)
         self._replay.add(tick)
 
-    def end_of_rollout(self, observations: npt.NDArray[Any]) -> None:
+    def end_of_stream(self, observations: npt.NDArray[Any]) -> None:
         """Mark a break in the stream."""
         self._replay.add_break(observations)
 

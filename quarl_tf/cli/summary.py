@@ -27,7 +27,7 @@ from quarl_tf.runtime.flatbuffer import FLOAT_TYPES, FlatbufferAudit
 from quarl_tf.spec import BASELINE, REFERENCE
 from quarl_tf.store import state
 from quarl_tf.store.records import Evaluation, Sidecar
-from quarl_tf.store.workspace import evaluation_path, has_sidecar, reference_path
+from quarl_tf.store.workspace import Workspace, evaluation_path, has_sidecar, reference_path
 from quarl_tf.study import State, Status
 
 _right = partial(Column, justify="right")
@@ -266,11 +266,17 @@ def require_gate(artifacts: Sequence[Path], args: Namespace) -> None:
 
 
 def _without_reference(policy: Entry) -> GateError:
-    reference = reference_path(policy.artifact, policy.sidecar)
+    run, reference = policy.run.plain, reference_path(policy.artifact, policy.sidecar)
+    remedy = f"copy {REFERENCE}.tflite and its .json beside it"
+    if not run.adopted:
+        command = f"quarl export {run.run_id} --schemes {REFERENCE}"
+        folder = reference.absolute().parent
+        if folder.parts[-4:-3] == ("tflite_models",):
+            command = Workspace(folder.parents[3]).command(command)
+        remedy += f" (`{command}`)"
     return GateError(
         "There is no fp32 result on the same seeds, by the same rules, to compare the file with; "
-        f"copy or export {REFERENCE}.tflite and its .json there and evaluate again. "
-        f"Received: {policy.artifact}, fp32 is expected at {reference}"
+        f"{remedy} and evaluate again. Received: {policy.artifact}, fp32 is expected at {reference}"
     )
 
 

@@ -68,11 +68,11 @@ def plays(registration: Registration) -> bool:
     if not str(registration.entry_point).startswith("ale_py."):
         return False
     if not registration.id.endswith(GAME):
-        name = registration.id.removeprefix("ALE/").split("-")[0].removesuffix("Deterministic")
+        name = registration.id.removeprefix("ALE/").split("-")[0].removesuffix("NoFrameskip") + GAME
+        hint = f"name {name}" if name in gym.registry else f"this one has no id {name}"
         raise UsageError(
-            f"Atari games are played by the papers' protocol; name {name}{GAME}, and evaluate it "
-            "with --sticky 0.25 for the chance of ALE/…-v5. "
-            f"Received: environment={registration.id!r}"
+            f"Atari games are played by the papers' protocol; {hint} (--sticky 0.25 evaluates with "
+            f"the chance of ALE/…-v5). Received: environment={registration.id!r}"
         )
     return True
 

@@ -33,7 +33,7 @@ _Runs = Sequence[tuple[Floats, float]]
 
 @dataclass(frozen=True)
 class Paired:
-    """One training: returns of a scheme and of fp32 on the same episodes."""
+    """One training: returns of a scheme and of its reference, fp32, on the same episodes."""
 
     scheme: Floats
     reference: Floats
@@ -51,8 +51,8 @@ class Paired:
         return 50 * (1 + np.sign(differences(self.scheme, self.reference)))
 
     @property
-    def noise(self) -> float:
-        """Return the standard error of fp32's mean return, in percent as `errors`."""
+    def reference_error(self) -> float:
+        """Return the standard error of the reference's mean return, in percent as `errors`."""
         return 100 * standard_error(self.reference, self.observations) / self._scale
 
     @property
@@ -85,7 +85,9 @@ def aggregate(scheme: str, cells: Mapping[str, Sequence[Paired]]) -> Aggregate:
         low, high = max(improvement.low, 0.0), min(improvement.high, 100.0)
         improvement = replace(improvement, low=low, high=high)
     mean_errors = np.array([values.mean() for runs in errors for values, _ in runs])
-    noise = [math.hypot(*(run.noise for run in runs)) / len(runs) for runs in cells.values()]
+    standard_errors = [
+        math.hypot(*(run.reference_error for run in runs)) / len(runs) for runs in cells.values()
+    ]
     return Aggregate(
         scheme,
         cells=len(cells),
@@ -94,8 +96,8 @@ def aggregate(scheme: str, cells: Mapping[str, Sequence[Paired]]) -> Aggregate:
         iqm=_iqm(errors, mean_errors),
         improvement=improvement,
         absolute=float(np.mean([abs(_mean(runs)) for runs in errors])),
-        # The mean absolute difference of two means with such a standard error.
-        noise=2 / math.sqrt(math.pi) * float(np.mean(noise)),
+        # The mean absolute difference of two normal means with such a standard error.
+        noise=2 / math.sqrt(math.pi) * float(np.mean(standard_errors)),
         losses=holm({name: _loss_p(runs) for name, runs in cells.items()}, 1 - CONFIDENCE),
     )
 

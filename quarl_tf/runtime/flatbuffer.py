@@ -76,7 +76,7 @@ class Tensor(NamedTuple):
     data: NDArray[np.uint8] | None  #: Raw bytes of a constant; None for a computed tensor.
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FlatbufferAudit:
     """The main graph's inputs and outputs, and the contents of all graphs.
 
@@ -135,10 +135,11 @@ def audit(source: Path | bytes) -> FlatbufferAudit:
         tensor_dtypes=dict(Counter(tensor.dtype for tensor in tensors)),
         weight_dtypes=dict(weight_dtypes),
         kernel_scales=[
-            graph.tensors[op.inputs[1]].scales.size
+            graph.tensors[dequantized(graph).get(i, i)].scales.size
             for graph in graphs
             for op in graph.operators
             if op.name in WEIGHTED
+            for i in op.inputs[1:2]
         ],
         operators=[_describe(op, graph) for graph in graphs for op in graph.operators],
         inputs=[graphs[0].tensors[i] for i in graphs[0].inputs],

@@ -51,7 +51,9 @@ class Chance:
     @property
     def actions(self) -> str:
         """How actions are chosen, as recorded in protocols."""
-        return {"sticky": "greedy", "epsilon": self.name}.get(self.kind, self.kind)
+        if self.kind == "epsilon":
+            return f"{self.probability:g} random, else greedy"
+        return "greedy" if self.kind == "sticky" else self.kind
 
     @property
     def sticky(self) -> float:

@@ -199,8 +199,8 @@ class Protocol:
     """The rules of an evaluation: whole episodes, unclipped rewards.
 
     Actions are "greedy" (the best value; the lowest index on ties), "sampled" from the policy's
-    distribution, "random", or greedy but for a share of random ones, as "epsilon0.05". `game`
-    holds the rules of an Atari game (`environments.rules`).
+    distribution, "random", or greedy but for a share, as "0.05 random, else greedy". `game` holds
+    the rules of an Atari game (`environments.rules`).
     """
 
     version: int

@@ -158,7 +158,8 @@ def test_actions_drawn_from_a_seeded_space_survive_a_reset() -> None:
         ("CartPole-v9", "did you mean .*CartPole-v1"),
         ("breakout", "did you mean .*BreakoutNoFrameskip-v4"),
         ("HalfCheetah-v2", "Received: environment='HalfCheetah-v2'"),
-        ("ALE/Pong-v5", "name PongNoFrameskip-v4, .* --sticky 0.25"),
+        ("ALE/Pong-v5", "name PongNoFrameskip-v4 .*--sticky 0.25"),
+        ("ALE/Tetris-v5", "has no id TetrisNoFrameskip-v4"),
     ],
 )
 def test_unknown_environments_are_refused_naming_the_closest(env_id: str, message: str) -> None:

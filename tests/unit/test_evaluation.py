@@ -112,7 +112,7 @@ def test_random_actions_follow_from_the_seed(artifacts: Artifacts) -> None:
     mixed = evaluate(paths[0], SEEDS, Chance("epsilon", 0.3))
     assert mixed.returns == evaluate(paths[0], SEEDS[::-1], Chance("epsilon", 0.3)).returns[::-1]
     assert mixed.returns not in (first.returns, evaluate(paths[0], SEEDS).returns)
-    assert mixed.protocol.actions == "epsilon0.3"
+    assert mixed.protocol.actions == "0.3 random, else greedy"
 
 
 @pytest.mark.parametrize("chance", [GREEDY, SAMPLED], ids=["greedy", "sampled"])

@@ -193,7 +193,8 @@ def test_an_odd_number_of_weights_is_stored_as_int4() -> None:
     other = grid._replace(step=grid.step * np.float32(1.3))
     message = refused(int4.pack, content, scheme.recipe, [{"kernel": other, "output": grid}])
     assert "on no grid of its training" in message
-    assert flatbuffer.audit(packed).weight_dtypes["int4"] == 3
+    audit = flatbuffer.audit(packed)
+    assert (audit.weight_dtypes["int4"], audit.kernel_scales) == (3, [1])
     inputs = FEATURES[:, :3]
     np.testing.assert_allclose(heads(packed, inputs), inputs @ kernel.T, rtol=1e-4, atol=1e-5)
 

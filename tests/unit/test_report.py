@@ -290,8 +290,7 @@ def test_rows_tell_what_decides_them_and_how_many_trainings_lose(workspace: Work
         (SCHEMES, {"ptq_w2": 500.0}, "int8", {"ptq_w": "ptq_w8"}),
         # A small loss in every episode; fewer bits count only if all wider schemes keep the reward.
         (SCHEMES, {"int8": 499.0, "ptq_w8": 450.0}, "fp16", {"ptq_w": None}),
-        # A file as large as fp32 is not the smallest, and what was not measured ends no sweep. Each
-        # form of a family has fewest bits of its own.
+        # A file as large as fp32 is not the smallest; each form of a family has its fewest bits.
         (
             ("fp32", "int8_tensor", "ptq_opt_w4", "ptq_opt_w3", "ptq_opt_w4a4"),
             {"ptq_opt_w4": None, "ptq_opt_w4a4": 450.0},
@@ -319,8 +318,7 @@ def test_what_is_missing_is_not_called_none(workspace: Workspace) -> None:
     line = "- **Smallest native file that keeps the reward:** "
     assert f"{line}none" in pages_of(write(workspace, run))[0]
     evaluation_path(workspace.artifact(run.run_id, "int8")).unlink()
-    pages = pages_of(write(workspace, run))
-    assert f"{line}not known (results of some are missing)" in pages[0]
+    assert f"{line}not known (results of some are missing)" in pages_of(write(workspace, run))[0]
     assert line not in pages_of(write(workspace, add_run(workspace, SEEDS[1], ("fp32",))))[0]
 
 
@@ -396,8 +394,7 @@ def test_what_does_not_match_is_missing(workspace: Workspace) -> None:
     change(folder / "int8.eval.json", artifact_sha256="0" * 64)
     write_bytes(folder / "fp16.tflite", b"flipped")
     (folder / "ptq_w2.json").unlink()
-    # By other rules than those of a deleted fp32.
-    other_rules = replace(EVALUATION.protocol, game={"sticky_actions": 0})
+    other_rules = replace(EVALUATION.protocol, game={"sticky_actions": 0})  # Than a deleted fp32's.
     change(folder / "ptq_w8.eval.json", protocol=other_rules)
     (folder / "fp32.tflite").unlink()
     write_bytes(folder / "ptq_w3.eval.json", b'{"damaged')
@@ -413,6 +410,9 @@ def test_what_does_not_match_is_missing(workspace: Workspace) -> None:
         "ptq_w5": "was exported from another network than fp32",
         "ptq_w2": "was not exported",
     }
+    quoted = workspace.root.rename(workspace.root.with_name("my root"))
+    markdown, _ = pages_of(write(Workspace(quoted), run))
+    assert f"    quarl evaluate '{quoted}/tflite_models/CartPole-v1/dqn/s0/int8.tflite'" in markdown
 
 
 def test_a_baseline_on_other_episodes_is_missing(workspace: Workspace) -> None:

@@ -229,7 +229,6 @@ def test_trainings_that_all_agree_have_a_bound_and_no_interval() -> None:
 
 
 def test_bound_and_verdict_of_equal_observations() -> None:
-    # Clopper's and Pearson's.
     assert compare.unseen_percent(3) == pytest.approx(100 * stats.beta.ppf(0.95, 1, 3))
     assert [round(compare.unseen_percent(n)) for n in (1, 3, 6, 100)] == [95, 63, 39, 3]
     assert [round(compare.unseen_percent(6, cases)) for cases in (1, 6)] == [58, 100]
@@ -341,7 +340,6 @@ def test_aggregates_by_hand() -> None:
     # Percentages of what fp32 earns more than a random policy.
     near_zero = Paired(np.full(20, -9.0), np.full(20, 1.0), -99.0, 20)
     assert near_zero.errors == pytest.approx(np.full(20, 10.0))
-    # Equal cells have no interval.
     result = aggregate("fp16", {"a": [cell(0.0)] * 2, "b": [cell(0.0)]})
     for interval in (result.error, result.iqm, result.improvement):
         assert (interval.bounded, interval.alike) == (False, 3)
