@@ -265,14 +265,15 @@ def int8() -> str:
         fp32 = by_scheme["fp32"]
         texts = [_cost(by_scheme[way]) for way in ways]
         rows.append([cell, fp32["runs"], number_text(fp32["return_mean"]), *texts])
-    header = ["scheme", "against", "cells of", "cells", "trainings"]
+    header = ["scheme", "reference", "cells of", "cells", "trainings"]
     header += ["mean normalised error, 95 % interval", "mean of absolute values"]
-    header += ["expected of the same on other episodes", "cells with a certain loss"]
+    header += ["reference against itself, expected", "cells with a certain loss"]
     return (
         "## Over all cells\n\nThe games are those of [sticky actions](games.md). Rows with games "
         "have all episodes that both have played, of tasks those behind the first 200; where fp32 "
         "has played fewer, as its file is not kept, the others are compared with fp16. Errors are "
-        "normalised by how far what a scheme is compared with is ahead of a random policy.\n\n"
+        "normalised by how far the reference is ahead of a random policy; in the last but one "
+        "column is what it would differ from itself by on as many other episodes.\n\n"
         + table(header, sums)
         + "\n## Cells\n\nErrors in percent of fp32's return, normalised ones in brackets.\n\n"
         + table(["cell", "trainings", "return of fp32", *(f"`{way}`" for way in ways)], rows, 4)
