@@ -405,9 +405,9 @@ def papers() -> str:
     summary += ["papers, absolute, tasks compared", "here, absolute, the same"]
     return (
         "## Means of the int8 errors\n\nIn percent of fp32's return. Those of games here are with "
-        "sticky actions; steps and returns are below. Tasks are not compared where fp32 earns so "
-        "less than half of what it is ahead of a random policy, as percentages of returns near "
-        "zero say little.\n\n"
+        "sticky actions; steps and returns are below. Tasks are not compared where fp32 earns, in "
+        "those episodes, less than half of what it is ahead of a random policy: percentages of "
+        "returns near zero say little.\n\n"
         + table(summary, means, 4)
         + "\n## Here, by scheme\n\nNormalised errors over all cells: 100 % is as bad as a random "
         "policy.\n\n" + _by_scheme() + "\n## All cells\n\nErrors here are in percent of fp32's "

@@ -356,6 +356,7 @@ def test_greedy_results_and_others_do_not_mix(workspace: Workspace) -> None:
     assert f"was not evaluated with epsilon 0.1; make it with {command}" in message
     for impossible in (Chance("sticky", 0.25), Chance("sampled")):
         assert "leave out --s" in refused(write, workspace, run, chance=impossible, code=2)
+    assert message.endswith("Received: run='dqn-CartPole-v1-s0'")
     assert not workspace.report_dir(f"{run.run_id}-epsilon0.1").exists()
     greedy = write(workspace, run)
     protocol = replace(EVALUATION.protocol, actions=chance.actions)
@@ -411,8 +412,13 @@ def test_what_does_not_match_is_missing(workspace: Workspace) -> None:
         "ptq_w2": "was not exported",
     }
     quoted = workspace.root.rename(workspace.root.with_name("my root"))
+    command = f"{run.command('run')} --schemes fp32,fp16,int8,ptq_w8,ptq_w6,ptq_w5,ptq_w4,ptq_w3"
+    command += f",ptq_w2 --episodes {EPISODES}"
     markdown, _ = pages_of(write(Workspace(quoted), run))
+    assert f"    {command} --root DIR\n" in markdown
     assert f"    quarl evaluate '{quoted}/tflite_models/CartPole-v1/dqn/s0/int8.tflite'" in markdown
+    write_bytes(Workspace(quoted).run_dir(run.run_id) / "run.json", b"{}")
+    assert f"    {command} --root '{quoted}'\n" in pages_of(write(Workspace(quoted), run))[0]
 
 
 def test_a_baseline_on_other_episodes_is_missing(workspace: Workspace) -> None:

@@ -163,11 +163,14 @@ def test_what_is_not_given_follows_from_the_rest() -> None:
     assert published.head == published.default
 
 
-def test_what_is_usual_for_an_algorithm_gives_way_to_options() -> None:
+def test_presets_say_what_is_usual_for_an_algorithm() -> None:
     def usual(algo: str, **options: Any) -> tuple[str, str]:
         schedule = presets.quantization(algo, {"bits": 4, "delay": 100, **options}).schedule
         return schedule.ranges, schedule.gradient
 
+    assert usual("dqn") == ("following", "straight_through")
+    assert usual("ddpg") == ("following", "clipped")
+    assert usual("ppo") == usual("a2c") == ("extremes", "straight_through")
     assert usual("dqn", ranges="moving_average") == ("moving_average", "straight_through")
     assert usual("dqn", rule="paper") == usual("ddpg", rule="paper") == usual("ppo")
     assert usual("dqn", learned_steps=True) == ("extremes", "clipped")

@@ -337,7 +337,6 @@ def test_aggregates_by_hand() -> None:
     assert result.improvement.mean == pytest.approx((0 + 75) / 2)
     # A standard error of 12.5 and one degree of freedom reach beyond what a probability can be.
     assert (result.improvement.low, result.improvement.high) == (0, 100)
-    # Percentages of what fp32 earns more than a random policy.
     near_zero = Paired(np.full(20, -9.0), np.full(20, 1.0), -99.0, 20)
     assert near_zero.errors == pytest.approx(np.full(20, 10.0))
     result = aggregate("fp16", {"a": [cell(0.0)] * 2, "b": [cell(0.0)]})
@@ -351,14 +350,11 @@ def test_aggregates_by_hand() -> None:
 
 
 def test_noise_is_what_fp32_differs_from_itself_on_other_episodes() -> None:
-    returns = np.random.default_rng(0).normal(100, 30, size=(4000, 50))
-    means = returns.mean(axis=1)
-    sample = 100 + 30 * (returns[0] - means[0]) / returns[0].std(ddof=1)
-    run = Paired(sample, sample, 0.0, 50)
-    for trainings in (1, 4):
-        of_cells = means.reshape(-1, trainings).mean(axis=1)
+    run = Paired(np.zeros(50), np.tile([70.0, 130.0], 25), 0.0, 50)
+    draws = np.random.default_rng(0).normal(0, 30 / 7, size=(2, 100_000))  # Its standard error.
+    for trainings, differences in ((1, draws[0] - draws[1]), (4, (draws[0] - draws[1]) / 2)):
         noise = aggregate("fp16", {"a": [run] * trainings, "b": [run] * trainings}).noise
-        assert noise == pytest.approx(np.abs(np.diff(of_cells)).mean(), rel=0.05)
+        assert noise == pytest.approx(np.abs(differences).mean(), rel=0.01)
 
 
 def test_each_draw_of_a_training_has_new_episodes() -> None:
