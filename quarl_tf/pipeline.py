@@ -6,16 +6,23 @@ TensorFlow is loaded only where something is to be trained or exported.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quarl_tf.foundation import kinds
 from quarl_tf.foundation.errors import QuarlError, UsageError
-from quarl_tf.spec import DEFAULT_MARGIN_PERCENT, GREEDY, Chance, Run, Scheme
+from quarl_tf.foundation.files import require_writable
+from quarl_tf.spec import BASELINE, DEFAULT_MARGIN_PERCENT, GREEDY, Chance, Run, Scheme
 from quarl_tf.spec.run import DEFAULT_EPISODES, require_possible
 from quarl_tf.store.records import Evaluation, TrainingRecord
-from quarl_tf.store.workspace import Workspace, delete_checkpoints
+from quarl_tf.store.workspace import (
+    Workspace,
+    delete_checkpoints,
+    evaluation_path,
+    reference_path,
+)
 
 if TYPE_CHECKING:
     from quarl_tf.presets import Preset
@@ -139,14 +146,43 @@ def evaluate(
     """Replay a flatbuffer in its environment, also its fp32 reference and the random policy.
 
     Episodes are whole, and their seeds follow from the run's; `chance` is what is random in them.
-    `update` is called with the episodes done and all episodes.
+    Evaluations are saved beside the flatbuffer. The first episodes of a saved one of the same
+    bytes, rules and reference are returned if it has as many. `update` is called with the episodes
+    done and all episodes.
 
     Raises:
+        UsageError: No episode is asked for, or `chance` is not for such a policy.
         QuarlError: A file is damaged, or the environment is not the one it was trained in.
     """
-    from quarl_tf.evaluation.play import evaluate_and_save
+    from quarl_tf.evaluation import play
+    from quarl_tf.foundation.seeding import evaluation_seeds
+    from quarl_tf.runtime.policy import Policy
+    from quarl_tf.store.state import baseline, evaluation_flaw
 
-    return evaluate_and_save(Path(artifact), episodes, update, chance=chance)
+    artifact = Path(artifact)
+    kinds.COUNT.require("episodes", episodes)
+    sidecar = Policy.load(artifact).sidecar
+    run = Run.from_dict(sidecar.run)
+    seeds = evaluation_seeds(run.seed, episodes)
+    reference, path = reference_path(artifact, sidecar), evaluation_path(artifact, chance)
+    if reference.exists() and reference.resolve() != artifact.resolve():
+        evaluate(reference, episodes, chance=chance, update=update)
+    evaluation = None
+    with suppress(QuarlError):  # A damaged one is replaced.
+        saved_evaluation = Evaluation.load(path)
+        if evaluation_flaw(saved_evaluation, sidecar, reference, seeds, chance) is None:
+            evaluation = saved_evaluation
+    if evaluation is None:
+        require_writable(path)  # Before the episodes are played.
+        guide = reference if reference.exists() else None
+        evaluation = play.evaluate(artifact, seeds, chance, reference=guide, update=update)
+        evaluation.save(path)
+    # Last, so that errors of the policy come at once. It is saved beside fp32.
+    random_artifact = artifact.with_name(f"{BASELINE}.tflite")
+    if reference.parent == artifact.parent and baseline(random_artifact, run, seeds) is None:
+        random_evaluation = play.evaluate_random(sidecar.env_id, run.plain.run_id, seeds)
+        random_evaluation.save(evaluation_path(random_artifact))
+    return evaluation.first(episodes)
 
 
 def report(

@@ -7,7 +7,7 @@ in the same episode. Each kind of chance has files of its own.
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
@@ -19,16 +19,14 @@ from numpy.typing import NDArray
 
 from quarl_tf import environments
 from quarl_tf.environments.acting import Episode, play
-from quarl_tf.foundation import kinds, provenance
+from quarl_tf.foundation import provenance
 from quarl_tf.foundation.display import Update
 from quarl_tf.foundation.errors import QuarlError
-from quarl_tf.foundation.files import require_writable
-from quarl_tf.foundation.seeding import environment_seed, evaluation_seeds, generator
+from quarl_tf.foundation.seeding import environment_seed, generator
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import BASELINE, GREEDY, Chance, Run
+from quarl_tf.spec import BASELINE, GREEDY, Chance
 from quarl_tf.store.records import Evaluation, Sidecar
-from quarl_tf.store.state import baseline, evaluation_flaw, protocol
-from quarl_tf.store.workspace import evaluation_path, reference_path
+from quarl_tf.store.state import protocol
 
 AGREEMENT_EPISODES = 10  #: Episodes in which actions are compared with those of fp32.
 AGREEMENT_TOLERANCE = 0.01  #: Largest difference of equal continuous actions, of their range.
@@ -141,40 +139,6 @@ def evaluate_random(env_id: str, run_id: str, seeds: Sequence[int]) -> Evaluatio
             episodes.append(play(env, lambda _: env.action_space.sample(), observation, seed))
     names = {"run_id": run_id, "env_id": env_id, "scheme": BASELINE}
     return _evaluation(episodes, seeds, **names, protocol=protocol(env_id, None))
-
-
-def evaluate_and_save(
-    artifact: Path, episodes: int, update: Update = lambda *_: None, *, chance: Chance = GREEDY
-) -> Evaluation:
-    """Evaluate a flatbuffer and, for a plain training, the random baseline; save both beside it.
-
-    Seeds follow from the run's; the reference is the `reference_path`, if it exists, and evaluated
-    first. The first episodes of a saved evaluation of the same bytes, rules and reference are
-    returned if it has as many. Errors are those of `evaluate`, and a UsageError without an episode.
-    """
-    kinds.COUNT.require("episodes", episodes)
-    sidecar = Policy.load(artifact).sidecar
-    run = Run.from_dict(sidecar.run)
-    seeds = evaluation_seeds(run.seed, episodes)
-    reference, path = reference_path(artifact, sidecar), evaluation_path(artifact, chance)
-    if reference.exists() and reference.resolve() != artifact.resolve():
-        evaluate_and_save(reference, episodes, update, chance=chance)
-    evaluation = None
-    with suppress(QuarlError):  # A damaged one is replaced.
-        saved_evaluation = Evaluation.load(path)
-        if evaluation_flaw(saved_evaluation, sidecar, reference, seeds, chance) is None:
-            evaluation = saved_evaluation
-    if evaluation is None:
-        require_writable(path)  # Before the episodes are played.
-        guide = reference if reference.exists() else None
-        evaluation = evaluate(artifact, seeds, chance, reference=guide, update=update)
-        evaluation.save(path)
-    # Last, so that errors of the policy come at once. It is saved beside fp32.
-    random_artifact = artifact.with_name(f"{BASELINE}.tflite")
-    if reference.parent == artifact.parent and baseline(random_artifact, run, seeds) is None:
-        random_evaluation = evaluate_random(sidecar.env_id, run.plain.run_id, seeds)
-        random_evaluation.save(evaluation_path(random_artifact))
-    return evaluation.first(episodes)
 
 
 def matching_env(sidecar: Sidecar, chance: Chance = GREEDY, **options: Any) -> gym.Env[Any, Any]:

@@ -4,16 +4,16 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 from matplotlib.figure import Figure
 
 from quarl_tf.evaluation.aggregate import Aggregate
 from quarl_tf.report.figures import curves, layers, returns
 from quarl_tf.report.figures.curves import Curve
+from quarl_tf.report.notes import blamed
 from quarl_tf.report.results import OK, CellResults, Result
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.spec import REFERENCE, Run
-from quarl_tf.store.workspace import Workspace, blame_path
+from quarl_tf.store.workspace import Workspace
 
 #: Largest number of cells of a report that draws single episodes and weights.
 _MOST_DETAILED = 3
@@ -79,12 +79,7 @@ def _detailed(workspace: Workspace, cell: CellResults, number: int) -> Iterator[
     if path.exists() and (kernels := flatbuffer.weights(path.read_bytes())):
         figure = layers.weight_histograms(kernels, f"fp32 weights of {run_id}")
         yield Picture("weight_histograms", number, figure)
-    try:
-        table = pd.read_csv(blame_path(path))
-        hashes = set(table["sha256"])
-    except (OSError, KeyError, ValueError):  # Missing, or not such a table.
-        return
-    if hashes == {cell.references[0].sidecar.sha256}:
+    if (table := blamed(workspace, cell)) is not None:
         figure = layers.blamed_layers(table, f"int8 of {run_id}, layer by layer")
         yield Picture("blamed_layers", number, figure)
 

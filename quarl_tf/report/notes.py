@@ -1,15 +1,20 @@
-"""Collect what a report shows beside a cell's rows: notes, last networks and memory."""
+"""Collect what a report shows beside a cell's rows: notes, last networks, blame and memory."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from functools import cache
+from math import isnan
 from statistics import fmean
 from typing import Any
 
+import pandas as pd
+
 from quarl_tf.evaluation import compare, memory
-from quarl_tf.evaluation.compare import MIN_EPISODES
+from quarl_tf.evaluation.blame import Blame
+from quarl_tf.evaluation.compare import MIN_EPISODES, Interval
 from quarl_tf.report.results import OK, CellResults
-from quarl_tf.spec import Run
-from quarl_tf.store.workspace import Workspace
+from quarl_tf.spec import REFERENCE, Run
+from quarl_tf.store.workspace import Workspace, blame_path
 
 
 def notes_on(cell: CellResults) -> Iterator[dict[str, Any]]:
@@ -63,6 +68,31 @@ def last_networks(cell: CellResults) -> list[dict[str, Any]]:
             best, last = fmean(line.max() for line in lines), fmean(line.iloc[-1] for line in lines)
             rows.setdefault(ids, {"label": column.label, "best": best, "last": last})
     return list(rows.values())
+
+
+def blamed(workspace: Workspace, cell: CellResults) -> pd.DataFrame | None:
+    """Return the table of `quarl blame` on the first training of a cell, if it is of its fp32."""
+    if not cell.references:
+        return None
+    reference = cell.references[0].sidecar
+    columns = [field.name for field in fields(Blame)[1:]] + ["gain_low", "gain_high"]
+    try:
+        table = pd.read_csv(blame_path(workspace.artifact(reference.run_id, REFERENCE)))
+        table = table.astype(dict.fromkeys(columns, float))
+        hashes = set(table["sha256"])
+    except (OSError, KeyError, ValueError):  # Missing, or not such a table.
+        return None
+    return table if hashes == {reference.sha256} else None
+
+
+def blame_rows(workspace: Workspace, cell: CellResults) -> list[dict[str, Any]]:
+    """Return the rows of `blamed`, with the gain of the layers that have one as an interval."""
+    table = blamed(workspace, cell)
+    rows: list[dict[str, Any]] = [] if table is None else table.to_dict("records")
+    for row in rows:
+        gain = Interval(row["gain"], row["gain_low"], row["gain_high"])
+        row["gain"] = None if isnan(gain.mean) else gain
+    return rows
 
 
 def memory_rows(workspace: Workspace, cells: Sequence[CellResults]) -> list[list[dict[str, Any]]]:

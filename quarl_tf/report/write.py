@@ -21,7 +21,7 @@ from quarl_tf.presets import settings
 from quarl_tf.report import results
 from quarl_tf.report.drawing import draw
 from quarl_tf.report.figures.style import FAMILIES, family, png
-from quarl_tf.report.notes import last_networks, memory_rows, notes_on
+from quarl_tf.report.notes import blame_rows, last_networks, memory_rows, notes_on
 from quarl_tf.report.page import dtypes, provenance, write_pages
 from quarl_tf.report.play import animation
 from quarl_tf.report.results import CellResults, Missing, Source, finite, load
@@ -122,6 +122,7 @@ def write(
         "missing": list(missing.values()),
         "experiments": len({(row["run_id"], row["scheme"]) for row in rows} | set(missing)),
         "memory": memories,
+        "blamed": [blame_rows(source.workspace, cell) for cell in cell_results],
         "succeeding": succeeding,
         "margin": f"{source.margin_percent:g} %",
         "skipped": source.skip_episodes,

@@ -15,12 +15,12 @@ import pytest
 from conftest import STEERING, Network
 from samples import RUN, SIDECAR, Artifacts, Describe, Patch, refused, register, step
 
-from quarl_tf import environments
+from quarl_tf import environments, pipeline
 from quarl_tf.environments import acting, airnav, env_spec
 from quarl_tf.environments.acting import Episode
 from quarl_tf.evaluation import play
 from quarl_tf.evaluation.compare import effective_n
-from quarl_tf.evaluation.play import evaluate, evaluate_and_save, evaluate_random
+from quarl_tf.evaluation.play import evaluate, evaluate_random
 from quarl_tf.foundation import files, provenance
 from quarl_tf.foundation.seeding import environment_seed, evaluation_seeds, generator
 from quarl_tf.runtime.policy import Policy
@@ -134,24 +134,24 @@ def test_nothing_is_played_that_cannot_be_saved(stochastic: Describe, monkeypatc
     path, refuse = stochastic("fp32", "fp32"), Mock(side_effect=PermissionError(errno.EACCES, "x"))
     monkeypatch.setattr(files.tempfile, "TemporaryFile", refuse)
     monkeypatch.setattr(play, "evaluate", lambda *_, **__: pytest.fail("played"))
-    assert "make the folder writable" in refused(evaluate_and_save, path, 2)
+    assert "make the folder writable" in refused(pipeline.evaluate, path, 2)
 
 
 def test_saved_evaluations_are_reused(stochastic: Describe) -> None:
     path, seeds = stochastic("fp32", "fp32"), evaluation_seeds(0, 14)
     saved, folder = evaluation_path(path), path.parent
-    assert "episodes=0" in refused(evaluate_and_save, path, 0, code=2)
-    greedy = evaluate_and_save(path, 12)
+    assert "episodes=0" in refused(pipeline.evaluate, path, 0, code=2)
+    greedy = pipeline.evaluate(path, 12)
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
-    sampled = evaluate_and_save(path, 8, chance=SAMPLED)
+    sampled = pipeline.evaluate(path, 8, chance=SAMPLED)
     after = {file.name: file.read_bytes() for file in folder.iterdir()}  # The baseline is shared.
     assert after == before | {"fp32.sampled.eval.json": after["fp32.sampled.eval.json"]}
     # A longer evaluation is kept, a shorter one replaced.
-    assert evaluate_and_save(path, 8) == greedy.first(8)
+    assert pipeline.evaluate(path, 8) == greedy.first(8)
     assert Evaluation.load(saved) == greedy
-    assert evaluate_and_save(path, 8, chance=SAMPLED) == sampled
+    assert pipeline.evaluate(path, 8, chance=SAMPLED) == sampled
     assert [fits(path, seeds[:12]), fits(path, seeds[1:2])] == [True, False]
-    longer = evaluate_and_save(path, 14)
+    longer = pipeline.evaluate(path, 14)
     assert (longer.seeds, longer.returns[:12]) == (seeds, greedy.returns)
     random = Evaluation.load(folder / "random.eval.json")
     later: Any = baseline(folder / "random.tflite", RUN, seeds[2:])
@@ -161,7 +161,7 @@ def test_saved_evaluations_are_reused(stochastic: Describe) -> None:
         replace(longer, **changes).save(saved)
         assert not fits(path, seeds)
     saved.write_text('{"run_id": ')
-    assert evaluate_and_save(path, 14) == Evaluation.load(saved)
+    assert pipeline.evaluate(path, 14) == Evaluation.load(saved)
 
 
 def test_a_reference_is_compared_with_unless_it_was_deleted(stochastic: Describe) -> None:

@@ -202,8 +202,7 @@ def test_grid_lines_are_the_values_that_quantised_weights_take() -> None:
         form = Scheme.parse(("ptq_w4", "ptq_w2")[i % 2]).recipe.default.weights
         lines = {np.float32(line.get_xdata()[0]) for line in panel.lines}
         assert len(lines) == 2**form.bits
-        values = list(weights.values())[i // 2]
-        assert set(fake_quantize(values, form).ravel().tolist()) <= lines
+        assert set(fake_quantize(list(weights.values())[i // 2], form).ravel().tolist()) <= lines
     kernel = np.zeros((2, 3, 3, 1), np.float32)  # Its grid is that of the widest channel.
     kernel[0, 0, 0, 0], kernel[1, 0, 0, 0], kernel[1, 0, 1, 0] = 0.1, -2.0, 2.0
     axes = weight_histograms({"conv": kernel}).axes

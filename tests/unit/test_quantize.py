@@ -36,8 +36,7 @@ from quarl_tf.store.workspace import sidecar_path
         ("ptq_w2-head=8-hidden_0=4", ("ptq_w4", "ptq_w2", "ptq_w8")),
     ],
 )
-def test_only_kernels_are_put_on_grids(artifacts: Artifacts, name: str, layers: Any) -> None:
-    content = artifacts["fp32"].read_bytes()
+def test_only_kernels_are_put_on_grids(content: bytes, name: str, layers: Any) -> None:
     changed = quantized(content, Scheme.parse(name))
     forms: list[Any] = [Scheme.parse(layer).recipe.default.weights for layer in layers]
     before, after = flatbuffer.weights(content), flatbuffer.weights(changed)
@@ -421,8 +420,7 @@ def test_all_kernels_have_few_values_and_the_head_more(content: bytes) -> None:
     assert max(len(np.unique(channel)) for channel in head) > 4
 
 
-def test_ranges_leave_out_what_few_observations_have(artifacts: Artifacts) -> None:
-    content = artifacts["fp32"].read_bytes()
+def test_ranges_leave_out_what_few_observations_have(content: bytes) -> None:
     first, *_, last = Graph(content).layers().values()
     source, head = first.inputs[0], last.outputs[0]
     tensors = [x for i, x in activations.visit(content, OBSERVATIONS) if i == source]
@@ -509,8 +507,7 @@ def of_bytes(x: Any, kernel: np.ndarray) -> Any:
 
 
 def by_rows(x: Any) -> Any:
-    rows = tf.nn.relu(tf.reshape(x, (1, 2, 3)) @ drawn(3, 8))
-    return head(tf.reshape(rows, (1, 16)))
+    return head(tf.reshape(tf.nn.relu(tf.reshape(x, (1, 2, 3)) @ drawn(3, 8)), (1, 16)))
 
 
 def by_images(x: Any) -> Any:

@@ -228,8 +228,7 @@ def test_what_is_damaged_is_passed_over(folder: Path) -> None:
     headers = [*range(200), *range(second - 30, second + 150), *range(directory, len(content))]
     # Zip archives have bits that mean nothing, dates for example.
     assert {loaded_with(flipped(position, position % 8)) for position in headers} == {10, 20}
-    numbers = range(500, second - 30, 499)
-    assert {loaded_with(flipped(position, 4)) for position in numbers} == {10}
+    assert {loaded_with(flipped(position, 4)) for position in range(500, second - 30, 499)} == {10}
 
 
 def test_closed_and_damaged_ones_do_not_take_the_place_of_good_ones(folder: Path) -> None:

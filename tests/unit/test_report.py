@@ -480,6 +480,18 @@ def test_few_episodes_are_noted_and_other_files_are_left_out(workspace: Workspac
     assert [row["scheme"] for row in rows] == list(SCHEMES)
 
 
+def test_layers_are_shown_where_blame_is_of_this_fp32(workspace: Workspace) -> None:
+    path = workspace.artifact(add_run(workspace).run_id, "fp32")
+    row = {"layer": "head", "low": 1, "high": 2.5, "codes": 201, "saturated": 0.015, "noise": 31.4}
+    row |= {"share": 1, "disagreement": 0.0225, "gain": 3, "gain_low": 0.5, "gain_high": 6.5}
+    shown = ["head", "1.00 … 2.50", "201", "1.50 %", "31.4 dB", "100.0 %", "2.25 %"]
+    for made_of, gain, count in (("0" * 64, 3, 0), (sha256(path), 3, 1), (sha256(path), None, 1)):
+        write_csv(blame_path(path), [row | {"gain": gain, "sha256": made_of}])
+        cells = [*shown, "3.00 [0.50, 6.50]" if gain else number_text(None)]
+        markdown, page = pages_of(write(workspace, RUN))
+        assert markdown.count(f"| {' | '.join(cells)} |") == page.count(" ".join(cells)) == count
+
+
 def test_a_quantisation_aware_run_is_compared_with_its_reference(workspace: Workspace) -> None:
     aware = [replace(AWARE, seed=seed) for seed in range(2)]
     for run in aware:

@@ -17,15 +17,9 @@ from gymnasium import spaces
 from samples import Drawn, Patch, refused
 from scipy.special import log_softmax
 
+from quarl_tf import environments
 from quarl_tf.agents.distributions import Categorical
-from quarl_tf.environments import (
-    EnvSpec,
-    env_spec,
-    make,
-    make_vector,
-    require_actions,
-    require_seeded,
-)
+from quarl_tf.environments import EnvSpec, env_spec, make, make_vector
 from quarl_tf.environments.acting import ticks
 from quarl_tf.foundation.keras import tf
 from quarl_tf.runtime.policy import Policy
@@ -146,10 +140,11 @@ def test_other_spaces_are_refused(observation: Any, action: Any, monkeypatch: Pa
 def test_what_does_not_fit_is_refused(monkeypatch: Patch) -> None:
     env_id = register(monkeypatch, THREE, TWO, {"autoreset_mode": "SameStep"})
     assert "SAME_STEP" in refused(make_vector, env_id, 2, code=2)
-    require_seeded(env_id)
+    environments.require_seeded(env_id)
     unseeded = partial(Drawn.reset, seed=None)
     monkeypatch.setattr(Drawn, "reset", lambda env, **_: unseeded(env))
-    assert "Received: environment='Drawn-v0'" in refused(require_seeded, env_id, code=2)
+    message = refused(environments.require_seeded, env_id, code=2)
+    assert "Received: environment='Drawn-v0'" in message
     monkeypatch.undo()
     # A vector that overwrites its observations.
     envs = make_vector(register(monkeypatch, THREE, TWO, {"copy": False}), 2)
@@ -160,9 +155,9 @@ def test_what_does_not_fit_is_refused(monkeypatch: Patch) -> None:
     tick = next(ticks(numbers, np.asarray, np.zeros(2)))
     assert (tick.terminated.tolist(), tick.truncated.tolist()) == ([False, True], [True, False])
     for algo in ("dqn", "ddpg"):
-        message = refused(require_actions, algo, SEVERAL, code=2)
+        message = refused(environments.require_actions, algo, SEVERAL, code=2)
         assert message.endswith("take ppo or a2c. Received: actions='multi-discrete'")
-    require_actions("ppo", SEVERAL)
+    environments.require_actions("ppo", SEVERAL)
 
 
 SEVERAL = EnvSpec((3,), "float32", (2, 3))

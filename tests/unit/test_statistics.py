@@ -111,8 +111,7 @@ def test_compare_by_hand() -> None:
 def test_a_policy_is_as_random_unless_its_interval_says_otherwise() -> None:
     random = evaluation("random", [0.0, 100.0] * 15)
     for low, as_random in ((0.0, True), (90.0, False)):  # The mean of 55 has an interval from 35.
-        played = evaluation("fp32", [low, 110.0] * 15)
-        assert compare.is_as_random(played, random) == as_random
+        assert compare.is_as_random(evaluation("fp32", [low, 110.0] * 15), random) == as_random
 
 
 def test_sums_of_rewards_in_another_order_are_no_difference() -> None:
@@ -201,8 +200,7 @@ def test_pool_takes_the_training_as_the_unit() -> None:
     assert pooled.verdict == "inconclusive"
     # Signed errors cancel, absolute ones do not.
     pooled = compare.pool([comparison(-10.0), comparison(10.0)])
-    errors = [getattr(pooled, name) for name in compare.ERRORS]
-    assert errors == pytest.approx([0.0, 10.0, 0.0])
+    assert [getattr(pooled, name) for name in compare.ERRORS] == pytest.approx([0.0, 10.0, 0.0])
     # No mean over the known ones alone.
     pooled = compare.pool([comparison(-10.0), comparison(-10.0, reference=0.0)])
     assert pooled.reward_error_percent is pooled.absolute_reward_error_percent is None
