@@ -24,8 +24,8 @@ from scipy.stats import spearmanr
 
 from quarl_tf import study
 from quarl_tf.cli import arguments
-from quarl_tf.evaluation.aggregate import Aggregate, Paired, aggregate
-from quarl_tf.evaluation.compare import compare, effective_n, pool
+from quarl_tf.evaluation.aggregate import Aggregate, Paired, aggregate, paired
+from quarl_tf.evaluation.compare import compare, pool
 from quarl_tf.evaluation.shelf import Entry, entries, shelf
 from quarl_tf.pipeline import preset_of
 from quarl_tf.presets import ALGORITHMS, tables
@@ -288,17 +288,16 @@ def _interval(one: dict[str, Any]) -> str:
 
 def _with_games(scheme: str, reference: str) -> Aggregate:
     """Return what a scheme costs against another over all tasks and games that have both."""
-    plans = [study.read(ROOT / f"studies/{name}.yaml") for name in ("int8", "games")]
-    cells = {
-        cell.title: [_paired(plan, run, scheme, reference) for run in cell.references]
-        for plan in plans
-        for cell in plan.cells
-        if {scheme, reference} <= {column.scheme.name for column in cell.columns}
-    }
-    return aggregate(scheme, cells)
+    cells = {}
+    for plan in (study.read(ROOT / f"studies/{name}.yaml") for name in ("int8", "games")):
+        for cell in plan.cells:
+            if {scheme, reference} <= {column.scheme.name for column in cell.columns}:
+                pairs = (_paired(plan, run, scheme, reference) for run in cell.references)
+                cells[cell.title] = [pair for pair in pairs if pair is not None]
+    return aggregate(scheme, {title: pairs for title, pairs in cells.items() if pairs})
 
 
-def _paired(plan: study.Study, run: Run, scheme: str, reference: str) -> Paired:
+def _paired(plan: study.Study, run: Run, scheme: str, reference: str) -> Paired | None:
     """Pair two schemes on the episodes of both; beyond those of fp32 are fp16's."""
     workspace = Workspace(ROOT)
 
@@ -309,15 +308,14 @@ def _paired(plan: study.Study, run: Run, scheme: str, reference: str) -> Paired:
     first, second = played(reference), played(scheme)
     if reference == "fp32" and len(first.seeds) < len(second.seeds):
         rest = played("fp16").first(None, skip=len(first.seeds))
-        seeds, returns = [*first.seeds, *rest.seeds], [*first.returns, *rest.returns]
-        first = replace(first, seeds=seeds, returns=returns)
+        lists = {k: v + vars(rest)[k] for k, v in vars(first).items() if isinstance(v, list)}
+        first = replace(first, **lists)
     count = min(len(first.seeds), len(second.seeds))
     first, second = first.first(count), second.first(count)
     random = baseline(workspace.artifact(run.run_id, BASELINE), run, first.seeds)
     if random is None or first.seeds != second.seeds:
         raise SystemExit(f"Evaluate {scheme}, {reference} and a random policy alike: {run.run_id}")
-    pair = (np.array(one.returns) for one in (second, first))
-    return Paired(*pair, float(np.mean(random.returns)), effective_n(first, second) or count)
+    return paired(first, second, random)
 
 
 def few_bits() -> str:

@@ -16,12 +16,13 @@ from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import require_writable
 from quarl_tf.spec import BASELINE, DEFAULT_MARGIN_PERCENT, GREEDY, Chance, Run, Scheme
 from quarl_tf.spec.run import DEFAULT_EPISODES, require_possible
-from quarl_tf.store.records import Evaluation, TrainingRecord
+from quarl_tf.store.records import Evaluation, Sidecar, TrainingRecord
 from quarl_tf.store.workspace import (
     Workspace,
     delete_checkpoints,
     evaluation_path,
     reference_path,
+    sidecar_path,
 )
 
 if TYPE_CHECKING:
@@ -146,9 +147,10 @@ def evaluate(
     """Replay a flatbuffer in its environment, also its fp32 reference and the random policy.
 
     Episodes are whole, and their seeds follow from the run's; `chance` is what is random in them.
-    Evaluations are saved beside the flatbuffer. The first episodes of a saved one of the same
-    bytes, rules and reference are returned if it has as many. `update` is called with the episodes
-    done and all episodes.
+    Evaluations are saved beside the flatbuffer. Of a saved one of the same bytes, rules and
+    reference the first episodes are returned if it has as many. If not, it is continued where it
+    has ten and the processor, the packages and the environment's code are the same; else all are
+    played. `update` is called with the episodes done and all.
 
     Raises:
         UsageError: No episode is asked for, or `chance` is not for such a policy.
@@ -157,7 +159,7 @@ def evaluate(
     from quarl_tf.evaluation import play
     from quarl_tf.foundation.seeding import evaluation_seeds
     from quarl_tf.runtime.policy import Policy
-    from quarl_tf.store.state import baseline, evaluation_flaw
+    from quarl_tf.store.state import baseline, evaluation_flaw, may_be_continued
 
     artifact = Path(artifact)
     kinds.COUNT.require("episodes", episodes)
@@ -166,16 +168,25 @@ def evaluate(
     seeds = evaluation_seeds(run.seed, episodes)
     reference, path = reference_path(artifact, sidecar), evaluation_path(artifact, chance)
     if reference.exists() and reference.resolve() != artifact.resolve():
+        if (other := Sidecar.load(sidecar_path(reference)).run_id) != run.plain.run_id:
+            raise QuarlError(
+                f"The fp32 to compare with is of another training; put that of {run.plain.run_id} "
+                f"in its place, or remove it. Received: {reference} of {other}"
+            )
         evaluate(reference, episodes, chance=chance, update=update)
     evaluation = None
     with suppress(QuarlError):  # A damaged one is replaced.
-        saved_evaluation = Evaluation.load(path)
-        if evaluation_flaw(saved_evaluation, sidecar, reference, seeds, chance) is None:
-            evaluation = saved_evaluation
-    if evaluation is None:
+        saved = Evaluation.load(path)
+        known_seeds = seeds[: len(saved.seeds)]
+        if evaluation_flaw(saved, sidecar, reference, known_seeds, chance) is None:
+            evaluation = saved
+    if evaluation is None or len(evaluation.seeds) < episodes:
         require_writable(path)  # Before the episodes are played.
+        begun = evaluation if evaluation and may_be_continued(evaluation, chance) else None
         guide = reference if reference.exists() else None
-        evaluation = play.evaluate(artifact, seeds, chance, reference=guide, update=update)
+        evaluation = play.evaluate(
+            artifact, seeds, chance, reference=guide, update=update, begun=begun
+        )
         evaluation.save(path)
     # Last, so that errors of the policy come at once. It is saved beside fp32.
     random_artifact = artifact.with_name(f"{BASELINE}.tflite")

@@ -75,9 +75,8 @@ def around(artifact: Path, count: int) -> np.ndarray:
     """Draw observations around the mean of the normaliser, some far beyond its range."""
     graph = Graph(artifact.read_bytes())
     mean, inverse = (graph.constant(operator.inputs[1]) for operator in graph.operators[:2])
-    random = np.random.default_rng(0)
     shape = count, *Policy.load(artifact).sidecar.observation_shape
-    return (mean + random.normal(0, 2, shape) / inverse).astype(np.float32)
+    return (mean + np.random.default_rng(0).normal(0, 2, shape) / inverse).astype(np.float32)
 
 
 def reference_heads(artifact: Path, observations: np.ndarray) -> np.ndarray:

@@ -24,7 +24,6 @@ from quarl_tf.cli import main
 from quarl_tf.environments import env_spec, make_vector
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.files import sha256
-from quarl_tf.networks import Weights
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import Run
 from quarl_tf.store.records import Evaluation, Sidecar, TrainingRecord
@@ -267,17 +266,15 @@ def uncut_and_cut(folder: Path, run: Run, preset: Any = None) -> tuple[Workspace
 
 def heads(path: Path, observations: np.ndarray) -> np.ndarray:
     """Return the heads of a flatbuffer: [n, outputs]."""
-    policy = Policy.load(path)
-    return np.stack([policy.head(observation) for observation in observations])
+    return np.stack([*map(Policy.load(path).head, observations)])
 
 
 def observed(env_id: str, num_envs: int, ticks: int) -> np.ndarray:
     """Observe random play."""
     envs = make_vector(env_id, num_envs)
     envs.action_space.seed(0)
-    first, _ = envs.reset(seed=0)
     played = (envs.step(envs.action_space.sample())[0] for _ in range(ticks))
-    return np.concatenate([first, *played])
+    return np.concatenate([envs.reset(seed=0)[0], *played])
 
 
 def settle(network: Any, observations: np.ndarray, seed: int) -> None:
@@ -300,7 +297,7 @@ def returns_of(scheme: str, episodes: int = 30) -> list[float]:
 
 
 def write_training(
-    workspace: Workspace, run: Run, weights: Weights, observations: np.ndarray
+    workspace: Workspace, run: Run, weights: networks.Weights, observations: np.ndarray
 ) -> None:
     """Write a finished training."""
     folder = workspace.run_dir(run.run_id)
@@ -312,14 +309,14 @@ def write_training(
     write_network(folder, weights)
 
 
-def write_network(folder: Path, weights: Weights) -> None:
+def write_network(folder: Path, weights: networks.Weights) -> None:
     """Give a finished training another network."""
     networks.save_weights(folder / "network.npz", weights)
     record = TrainingRecord.load(folder / "training.json")
     replace(record, network_sha256=sha256(folder / "network.npz")).save(folder / "training.json")
 
 
-def random_weights(network: Any, seed: int = 0) -> Weights:
+def random_weights(network: Any, seed: int = 0) -> networks.Weights:
     """Set every variable to random values, those of normalisers included; return them."""
     random, values = np.random.default_rng(seed), networks.weights(network)
     for name, value in values.items():

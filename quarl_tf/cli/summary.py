@@ -248,6 +248,12 @@ def require_gate(artifacts: Sequence[Path], args: Namespace) -> None:
         comparison = _comparison(policy, args)
         if comparison is None:
             raise _without_reference(policy)
+        if comparison.episodes < args.episodes:
+            raise GateError(
+                "fp32 was evaluated on fewer episodes than the gate is to judge; give --episodes "
+                f"{comparison.episodes}, or evaluate with fp32.tflite beside the file. "
+                f"Received: {path}, --episodes {args.episodes}"
+            )
         error = comparison.reward_error_percent
         flaw = "undefined, fp32 earns 0"
         if error is not None and args.confident and comparison.scheme != REFERENCE:

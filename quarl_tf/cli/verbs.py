@@ -284,8 +284,9 @@ def _blame(args: Namespace) -> None:
     rows = []
     for layer in layers:
         gain = layer.gain
-        low, mean, high = (gain.low, gain.mean, gain.high) if gain else (None, None, None)
-        gains = {"gain": mean, "gain_low": low, "gain_high": high}
+        limits = ("low", "high", "alike")
+        gains = {f"gain_{name}": gain and getattr(gain, name) for name in limits}
+        gains["gain"] = gain and gain.mean
         rows.append(asdict(layer) | gains | {"sha256": policy.sidecar.sha256})
     write_csv(blame_path(path), rows)
     _say(f"blame     {blame_path(path)}")
@@ -312,8 +313,9 @@ def _artifacts(
                 if read_only and not paths[-1].exists():
                     command = args.workspace.command(f"quarl export {name} --schemes {scheme}")
                     raise QuarlError(
-                        f"{paths[-1]} is not there; make it ({command}), or give the folder of "
-                        f"the run (--root). Received: {name!r}"
+                        f"{paths[-1]} is not there; make it ({command}), name schemes that are "
+                        "there (--schemes), or give the folder of the run (--root). "
+                        f"Received: {name!r}"
                     )
         elif path.is_file() or path.suffix:
             paths.append(path)
@@ -394,9 +396,10 @@ def _study_run(args: Namespace) -> None:
         statuses = engine.run(workspace, study, chosen_engine, _say, update, args.shard)
     _console.print(summary.counts(statuses))
     if unfinished := sum(status.state != State.EVALUATED for status in statuses):
+        again = "start all shards again" if args.shard else "run the same command again"
         raise QuarlError(
             f"{unfinished} of {len(statuses)} experiments are not evaluated; read why by "
-            f"`{_study_command(args, 'status')}`, fix it and run the same command again. "
+            f"`{_study_command(args, 'status')}`, fix it and {again}. "
             f"Received: study={study.name!r}"
         )
     _say(f"report it by `{_study_command(args, 'report')}`")

@@ -15,13 +15,9 @@ import numpy as np
 import scipy  # Its `stats`, a second of loading, at the first use.
 from numpy.typing import NDArray
 
-from quarl_tf.evaluation.compare import (
-    CONFIDENCE,
-    Interval,
-    differences,
-    is_constant,
-    standard_error,
-)
+from quarl_tf.evaluation import compare
+from quarl_tf.evaluation.compare import CONFIDENCE, Interval, differences, standard_error
+from quarl_tf.store.records import Evaluation
 
 _RESAMPLES = 2000
 _SEED = 0
@@ -58,6 +54,21 @@ class Paired:
     @property
     def _scale(self) -> float:
         return abs(float(self.reference.mean()) - self.baseline)
+
+
+def paired(reference: Evaluation, scheme: Evaluation, random: Evaluation) -> Paired | None:
+    """Pair the returns of a scheme with those of its reference, on the same episodes.
+
+    None where there are too few different episodes, as of games without chance, or where the
+    reference earns no more than the random policy.
+    """
+    count, random_mean = len(reference.returns), float(np.mean(random.returns))
+    different = compare.effective_n(reference) or count
+    if different < compare.MIN_EPISODES or np.mean(reference.returns) <= random_mean:
+        return None
+    observations = compare.effective_n(reference, scheme) or count
+    returns = np.array(scheme.returns), np.array(reference.returns)
+    return Paired(*returns, random_mean, observations)
 
 
 @dataclass(frozen=True)
@@ -113,7 +124,8 @@ def _mean_over_cells(cells: Sequence[_Runs]) -> Interval:
     # The larger of the two: a few trainings may be alike by chance.
     variances, freedom = np.array([max(_variances(runs)) for runs in cells]).T
     if not variances.any():
-        return Interval(mean, alike=sum(map(len, cells)) if is_constant(np.array(means)) else 0)
+        alike = sum(map(len, cells)) if compare.is_constant(np.array(means)) else 0
+        return Interval(mean, alike=alike)
     degrees = variances.sum() ** 2 / (variances**2 / freedom).sum()
     error = np.sqrt(variances.sum()) / len(cells)
     low, high = scipy.stats.t.interval(CONFIDENCE, degrees, loc=mean, scale=error)
@@ -140,8 +152,8 @@ def _iqm(cells: Sequence[_Runs], mean_errors: Floats) -> Interval:
     iqms = scipy.stats.trim_mean(samples, 0.25, axis=1)
     low, high = np.percentile(iqms, [tail, 100 - tail])
     mean = float(scipy.stats.trim_mean(mean_errors, 0.25))
-    if is_constant(np.array([low, high])):
-        return Interval(mean, alike=len(mean_errors) if is_constant(mean_errors) else 0)
+    if compare.is_constant(np.array([low, high])):
+        return Interval(mean, alike=len(mean_errors) if compare.is_constant(mean_errors) else 0)
     return Interval(mean, float(low), float(high))
 
 

@@ -109,7 +109,8 @@ def save_latencies(result: dict[str, Any]) -> list[Path]:
         if not changed:
             raise QuarlError(
                 f"This file has no greedy evaluation on this processor by this {_RUNTIME}; "
-                f"evaluate it here first. Received: path={str(path)!r} on {result['processor']}"
+                "evaluate it here, without its .eval.json if there is one. "
+                f"Received: path={str(path)!r} on {result['processor']}"
             )
         evaluations |= changed
     for target, evaluation in evaluations.items():

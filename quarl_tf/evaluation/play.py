@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
-from itertools import cycle, islice
+from itertools import chain, cycle, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,9 @@ from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.seeding import environment_seed, generator
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import BASELINE, GREEDY, Chance
-from quarl_tf.store.records import Evaluation, Sidecar
+from quarl_tf.store.records import AGREEMENT_EPISODES, Evaluation, Sidecar
 from quarl_tf.store.state import protocol
 
-AGREEMENT_EPISODES = 10  #: Episodes in which actions are compared with those of fp32.
 AGREEMENT_TOLERANCE = 0.01  #: Largest difference of equal continuous actions, of their range.
 _LATENCY_OBSERVATIONS = 1000  #: Observations for timing; 1000 Atari frames take 28 MB.
 _WARM_UP_CALLS = 100
@@ -43,14 +42,16 @@ def evaluate(
     *,
     reference: Path | None = None,
     update: Update = lambda *_: None,
+    begun: Evaluation | None = None,
 ) -> Evaluation:
     """Play one whole episode per seed with a flatbuffer, greedily or with chance.
 
-    `update` is called after every episode. Actions are compared with those of the `reference`, the
-    run's fp32 flatbuffer, on the states that the reference visits: otherwise an early difference
-    would lead to other states and count again. A UsageError where the policy is no distribution to
-    draw from; a QuarlError where a file is damaged, the reference has another network, the
-    environment is not the policy's, or a return is not finite.
+    The episodes of an evaluation that was `begun` come first and are not played again; its latency
+    and agreement stay. `update` is called after every episode. Actions are compared with those of
+    the `reference`, the run's fp32 flatbuffer, on the states that the reference visits: otherwise
+    an early difference would lead to other states and count again. A UsageError where the policy
+    is no distribution to draw from; a QuarlError where a file is damaged, the reference has another
+    network, the environment is not the policy's, or a return is not finite.
     """
     policy = Policy.load(artifact)
     sidecar = policy.sidecar
@@ -66,15 +67,21 @@ def evaluate(
         )
     facts: dict[str, Any] = {}
     with closing(matching_env(sidecar, chance)) as env:
-        episodes, observations = _play_all(env, policy, seeds, chance, update)
-        if guide is not None:
+        known = [] if begun is None else _episodes(begun)
+        episodes, observations = _play_all(env, policy, seeds, chance, update, known)
+        if begun is not None:
+            kept = ("reference_sha256", "agreement", "latency_us")
+            facts = {name: getattr(begun, name) for name in kept}
+        elif guide is not None:
             states = sum(episode.length for episode in episodes[:AGREEMENT_EPISODES])
             agreement = {"fraction": 1.0, "states": states}
             if guide.sidecar.sha256 != sidecar.sha256:
                 agreement = _agreement(env, guide, policy, seeds[:AGREEMENT_EPISODES], chance)
             facts = {"reference_sha256": guide.sidecar.sha256, "agreement": agreement}
-    times = time_calls(policy, observations, random=_sampling_generator(seeds[0], chance))
-    facts |= {"artifact_sha256": sidecar.sha256, "latency_us": percentiles(times)}
+    if begun is None:
+        times = time_calls(policy, observations, random=_sampling_generator(seeds[0], chance))
+        facts["latency_us"] = percentiles(times)
+    facts["artifact_sha256"] = sidecar.sha256
     names = {"run_id": sidecar.run_id, "env_id": sidecar.env_id, "scheme": sidecar.scheme}
     return _evaluation(episodes, seeds, **names, protocol=protocol(sidecar.env_id, chance), **facts)
 
@@ -106,6 +113,13 @@ def time_calls(
         durations.append(clock() - start)
     policy.ties = ties
     return np.array(durations[_WARM_UP_CALLS:]) / 1000
+
+
+def _episodes(evaluation: Evaluation) -> list[Episode]:
+    """Return the episodes of an evaluation, but for their starts; the first has all ties."""
+    successes = evaluation.successes or repeat(None)
+    ties = chain([evaluation.ties], repeat(0))
+    return [*map(Episode, evaluation.returns, evaluation.lengths, successes, ties)]
 
 
 def _evaluation(episodes: Sequence[Episode], seeds: Sequence[int], **facts: Any) -> Evaluation:
@@ -174,10 +188,16 @@ def _actor(policy: Policy, seed: int, chance: Chance) -> _Act:
 
 
 def _play_all(
-    env: gym.Env[Any, Any], policy: Policy, seeds: Sequence[int], chance: Chance, update: Update
+    env: gym.Env[Any, Any],
+    policy: Policy,
+    seeds: Sequence[int],
+    chance: Chance,
+    update: Update,
+    known: Sequence[Episode],
 ) -> tuple[list[Episode], list[NDArray[Any]]]:
-    """Play the episodes of an evaluation; return them and their first observations.
+    """Play the episodes of an evaluation but the `known` first ones; return all.
 
+    Also returns the first observations that were acted on.
     A game has 30 starts and is deterministic: greedy episodes from the same start are played once.
     """
     episodes: list[Episode] = []
@@ -192,14 +212,16 @@ def _play_all(
     for done, seed in enumerate(seeds, start=1):
         observation, info = env.reset(seed=seed)
         start = info.get(environments.START, zlib.crc32(np.asarray(observation).tobytes()))
-        if start in by_start:
+        if done <= len(known):
+            episode = known[done - 1]._replace(start=start)
+        elif start in by_start:
             episode = by_start[start]
         else:
             ties, choose = policy.ties, _actor(policy, seed, chance)
             episode = play(env, partial(act, choose=choose), observation, seed)
             episode = episode._replace(ties=policy.ties - ties, start=start)
-        if chance == GREEDY and environments.START in info:
-            by_start[start] = episode
+            if chance == GREEDY and environments.START in info:
+                by_start[start] = episode
         episodes.append(episode)
         update(done, len(seeds))
     return episodes, observations

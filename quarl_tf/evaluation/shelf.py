@@ -84,6 +84,8 @@ class Entry:
         if scheme is None or not path.exists():
             return None
         reference = Evaluation.load(path)
+        if reference.run_id != self.run.plain.run_id:
+            return None  # It is of another training.
         if fp32_sidecar.exists() and Sidecar.load(fp32_sidecar).sha256 != reference.artifact_sha256:
             return None  # It is of another flatbuffer.
         count = min(len(scheme.seeds), len(reference.seeds), episodes or len(scheme.seeds))

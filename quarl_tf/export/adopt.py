@@ -45,6 +45,7 @@ _HDF5 = b"\x89HDF\r\n\x1a\n"  #: First bytes of an HDF5 file.
 #: Ways to a file that is adopted, by the suffixes of others.
 _CONVERSIONS = {
     ".zip": "convert it with examples/from_sb3.py",
+    ".pb": "name its folder, a SavedModel",
     **dict.fromkeys((".onnx", ".pt", ".pth"), "convert the PyTorch module with litert_torch"),
 }
 
@@ -127,7 +128,11 @@ def _environment_and_head(
 
 def _require_format(file: Path) -> None:
     """Refuse a file of another format, and what is no SavedModel or Keras file by its content."""
-    if conversion := _CONVERSIONS.get(file.suffix):
+    suffix = "" if file.is_dir() else file.suffix.lower()
+    conversion = _CONVERSIONS.get(suffix)
+    if suffix in _KERAS and suffix != file.suffix:
+        conversion = f"rename it to end in {suffix}"
+    if conversion is not None:
         raise UsageError(
             f"A policy is adopted from TFLite or Keras; {conversion} "
             f"(docs/guide/bring-your-own.md). Received: {file}"

@@ -270,6 +270,7 @@ class _Writer:
         if self._fixed:
             self._load, self._factor = f"{self._array}[i]", np.float64(scale)
             self._offset = -self._factor * zero
+            self._low, self._high = np.float64(-_FARTHEST), np.float64(_FARTHEST)
 
     def _sum(self, operator: Any, kind: str) -> None:
         """Add rows of codes whose scale is a power of two: floats add them without rounding."""

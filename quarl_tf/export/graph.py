@@ -45,7 +45,11 @@ class Graph:
                 "Of a flatbuffer with loops only ptq_wN and ptq_paper_wN are made; unroll "
                 f"recurrent layers (Keras: unroll=True). Received: {1 + len(others)} graphs"
             )
+        for code in self.model.operatorCodes:  # Old files have only the 8-bit field.
+            code.builtinCode = max(code.builtinCode, code.deprecatedBuiltinCode)
         self.tensors: list[Any] = graph.tensors
+        for tensor in self.tensors:  # Names are optional.
+            tensor.name = tensor.name or b""
         self.operators: list[Any] = graph.operators
         self.inputs = graph.inputs = list(graph.inputs)
         self.outputs = graph.outputs = list(graph.outputs)

@@ -24,7 +24,7 @@ from quarl_tf.foundation.files import require_writable, sha256, write_bytes
 from quarl_tf.quantization.grid import Array, fake_quantize
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import INT8_SCHEMES, REFERENCE, Scheme, actions
+from quarl_tf.spec import INT8_SCHEMES, REFERENCE, Scheme, TensorFormat, actions
 from quarl_tf.spec.actions import Choices
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import has_sidecar, sidecar_path, write_artifact
@@ -54,21 +54,28 @@ def quantized(
     if form is None or scheme.kind != "weights":
         raise _impossible(scheme)
     preparation.require_quantisable(content, flatbuffer.WEIGHTED)
-    layers = Graph(content).layers() if scheme.single_layers else {}
-    recipe.require_layers(layers)
-    forms = {layer.inputs[1]: recipe.of(name).weights for name, layer in layers.items()}
+    forms: dict[int, TensorFormat | None] = {}  # By the operator's number.
+    if scheme.single_layers:
+        whole = Graph(content)
+        layers = whole.layers()
+        recipe.require_layers(layers)
+        forms = {whole.operators.index(op): recipe.of(name).weights for name, op in layers.items()}
     axes = {"FULLY_CONNECTED": None, "DEPTHWISE_CONV_2D": 3}
-    copy, changed_addresses = bytearray(content), set()
+    copy, changed = bytearray(content), dict[int, TensorFormat]()
     for graph in flatbuffer.parsed(copy):
-        for op in graph.operators:
+        for number, op in enumerate(graph.operators):
             kernel = graph.tensors[op.inputs[1]] if op.name in flatbuffer.WEIGHTED else None
             if kernel is None or kernel.data is None or kernel.dtype != "float32":
                 continue
             values = kernel.data.view(np.float32).reshape(kernel.shape)  # A view of `copy`.
-            if values.ctypes.data not in changed_addresses:  # Operators may share a kernel.
-                kernel_form = forms.get(op.inputs[1]) or form
+            kernel_form, address = forms.get(number) or form, values.ctypes.data
+            if address not in changed:  # Operators may share a kernel.
                 values[...] = fake_quantize(values, kernel_form, axes.get(op.name, 0))
-                changed_addresses.add(values.ctypes.data)
+            if changed.setdefault(address, kernel_form) != kernel_form:
+                raise UsageError(
+                    "Several layers share a kernel; give all of them the same bits. "
+                    f"Received: scheme={scheme.name!r}, kernel={kernel.name!r}"
+                )
     return bytes(copy)
 
 

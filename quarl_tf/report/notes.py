@@ -75,7 +75,8 @@ def blamed(workspace: Workspace, cell: CellResults) -> pd.DataFrame | None:
     if not cell.references:
         return None
     reference = cell.references[0].sidecar
-    columns = [field.name for field in fields(Blame)[1:]] + ["gain_low", "gain_high"]
+    columns = [field.name for field in fields(Blame)[1:]]
+    columns += ["gain_low", "gain_high", "gain_alike"]
     try:
         table = pd.read_csv(blame_path(workspace.artifact(reference.run_id, REFERENCE)))
         table = table.astype(dict.fromkeys(columns, float))
@@ -90,8 +91,8 @@ def blame_rows(workspace: Workspace, cell: CellResults) -> list[dict[str, Any]]:
     table = blamed(workspace, cell)
     rows: list[dict[str, Any]] = [] if table is None else table.to_dict("records")
     for row in rows:
-        gain = Interval(row["gain"], row["gain_low"], row["gain_high"])
-        row["gain"] = None if isnan(gain.mean) else gain
+        values = [row[name] for name in ("gain", "gain_low", "gain_high", "gain_alike")]
+        row["gain"] = None if isnan(row["gain"]) else Interval(*values)
     return rows
 
 

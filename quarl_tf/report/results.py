@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from quarl_tf.evaluation import compare
-from quarl_tf.evaluation.aggregate import Aggregate, Paired, aggregate
+from quarl_tf.evaluation.aggregate import Aggregate, Paired, aggregate, paired
 from quarl_tf.evaluation.compare import Comparison, Interval, mean_of_all
 from quarl_tf.presets import settings
 from quarl_tf.report.figures.curves import Curve
@@ -395,8 +395,7 @@ def flat(row: Row) -> dict[str, Any]:
 def aggregates(cells: Sequence[CellResults]) -> list[Aggregate]:
     """Aggregate each scheme of plain trainings that has normalised errors in many cells.
 
-    Trainings that several cells have count once. Left out are those of too few different episodes,
-    as of games without chance, and those whose fp32 earns no more than a random policy.
+    Trainings that several cells have count once; left out are those that `paired` leaves out.
     """
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
@@ -406,7 +405,7 @@ def aggregates(cells: Sequence[CellResults]) -> list[Aggregate]:
         key: first.task if others else first.title for key, (first, *others) in groups.items()
     }
     counts = Counter(titles.values())
-    paired: dict[str, dict[str, dict[str, Paired]]] = {}  # By scheme, cell and run.
+    pairs: dict[str, dict[str, dict[str, Paired]]] = {}  # By scheme, cell and run.
     for cell in cells:
         key = cell.cell.references[0].seedless_id
         name = titles[key]
@@ -414,27 +413,15 @@ def aggregates(cells: Sequence[CellResults]) -> list[Aggregate]:
             name += f" ({groups[key][0].references[0].run_id})"
         for row, entries in zip(cell.rows, zip(*cell.entries, strict=True), strict=True):
             if row.delay is None and row.normalised_error_percent is not None:
-                trainings = paired.setdefault(row.scheme, {}).setdefault(name, {})
+                trainings = pairs.setdefault(row.scheme, {}).setdefault(name, {})
                 for fp32, entry in zip(cell.references, entries, strict=True):
-                    training = _paired(fp32, entry)
-                    if training is not None:
-                        trainings[fp32.sidecar.run_id] = training
+                    if isinstance(entry, Missing) or fp32.baseline is None:
+                        continue
+                    pair = paired(fp32.evaluation, entry.evaluation, fp32.baseline)
+                    if pair is not None:
+                        trainings[fp32.sidecar.run_id] = pair
     judged = {
         scheme: {name: list(runs.values()) for name, runs in by_cell.items() if runs}
-        for scheme, by_cell in paired.items()
+        for scheme, by_cell in pairs.items()
     }
     return [aggregate(scheme, by_cell) for scheme, by_cell in judged.items() if len(by_cell) > 1]
-
-
-def _paired(fp32: Result, entry: Result | Missing) -> Paired | None:
-    """Pair the returns of a training with those of fp32; None if it is left out."""
-    if isinstance(entry, Missing) or fp32.baseline is None:
-        return None
-    returns = np.array(entry.evaluation.returns)
-    reference = np.array(fp32.evaluation.returns)
-    random_mean = float(np.mean(fp32.baseline.returns))
-    different = compare.effective_n(fp32.evaluation) or len(returns)
-    if different < compare.MIN_EPISODES or reference.mean() <= random_mean:
-        return None
-    observations = compare.effective_n(fp32.evaluation, entry.evaluation) or len(returns)
-    return Paired(returns, reference, random_mean, observations)

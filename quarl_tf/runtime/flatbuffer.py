@@ -156,9 +156,11 @@ def weights(source: Path | bytes) -> dict[str, NDArray[np.float32]]:
     for graph in parsed(source):
         origins = dequantized(graph)
         used = (i for op in graph.operators if op.name != "DEQUANTIZE" for i in op.inputs)
-        for tensor in (graph.tensors[origins.get(i, i)] for i in used):
+        for index in (origins.get(i, i) for i in used):
+            tensor = graph.tensors[index]
             if tensor.data is not None and len(tensor.shape) > 1 and tensor.dtype in _DECODABLE:
-                arrays[tensor.name] = decode(tensor, tensor.data)
+                # Names are optional.
+                arrays[tensor.name or f"tensor {index}"] = decode(tensor, tensor.data)
     return arrays
 
 

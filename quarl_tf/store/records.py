@@ -14,6 +14,7 @@ from quarl_tf.foundation.files import digest, read_json, sha256, write_json
 from quarl_tf.spec import Run
 
 PROTOCOL_VERSION = 1  #: Of the evaluation rules; evaluations of another version are repeated.
+AGREEMENT_EPISODES = 10  #: Episodes in which actions are compared with those of fp32.
 
 
 @dataclass(frozen=True)
@@ -234,7 +235,7 @@ class Evaluation(_JsonRecord):
     agreement: dict[str, float] | None
     versions: dict[str, str]
     processor: str
-    sources: str
+    sources: str  #: Of the last episodes, if they were added to others.
     #: Success of each episode, where the environment reports it (`info["is_success"]`).
     successes: list[bool] | None = None
 

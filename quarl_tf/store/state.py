@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from quarl_tf import environments, presets
+from quarl_tf.environments import registry
+from quarl_tf.foundation import provenance
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import sha256, write_bytes
 from quarl_tf.foundation.seeding import evaluation_seeds
 from quarl_tf.presets import Preset
 from quarl_tf.spec import ADOPTED, BASELINE, GREEDY, REFERENCE, Chance, Origin, Run
-from quarl_tf.store.records import PROTOCOL_VERSION, Evaluation, Protocol, Sidecar, TrainingRecord
+from quarl_tf.store import records
+from quarl_tf.store.records import Evaluation, Protocol, Sidecar, TrainingRecord
 from quarl_tf.store.workspace import (
     Workspace,
     evaluation_path,
@@ -134,10 +137,19 @@ def evaluation_flaw(
     return None
 
 
+def may_be_continued(evaluation: Evaluation, chance: Chance) -> bool:
+    """Tell whether more episodes would be played as those of a valid evaluation were."""
+    then = evaluation.protocol, evaluation.processor, evaluation.versions
+    rules = protocol(evaluation.env_id, chance)
+    alike = then == (rules, provenance.processor(), provenance.package_versions())
+    alike = alike and registry.is_versioned(evaluation.env_id)
+    return alike and len(evaluation.seeds) >= records.AGREEMENT_EPISODES
+
+
 def protocol(env_id: str, chance: Chance | None) -> Protocol:
     """Return the current evaluation rules; `chance` is None for random actions."""
     actions, sticky = ("random", 0.0) if chance is None else (chance.actions, chance.sticky)
-    return Protocol(PROTOCOL_VERSION, actions, environments.rules(env_id, sticky))
+    return Protocol(records.PROTOCOL_VERSION, actions, environments.rules(env_id, sticky))
 
 
 def _keeps_rules(evaluation: Evaluation, reference: Path, chance: Chance | None) -> bool:
@@ -283,7 +295,8 @@ def origin_network(
     if sidecar.sha256 != sha256(flatbuffer) or sidecar.preset.get("layer_norm"):
         raise QuarlError(
             "This flatbuffer was changed, or has layer normalisation, whose weights it does not "
-            f"keep apart; train it here first. Received: path={str(flatbuffer)!r}"
+            "keep apart; train it elsewhere (--root DIR), and this one from it there. "
+            f"Received: path={str(flatbuffer)!r}"
         )
     return flatbuffer, sidecar
 

@@ -4,6 +4,7 @@ An experiment is one run in one scheme. The file says which ones there are, the 
 workspace how far each is, so that a killed study resumes where it stopped.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,9 +53,10 @@ def _status(workspace: Workspace, study: Study, run: Run, scheme: Scheme) -> Sta
         workspace, run, scheme.name, episodes=episodes, chance=study.chance, preset=preset
     )
     failure = failure_path(workspace, run)
-    if status.state != State.EVALUATED and failure.exists():
-        last = failure.read_text(errors="replace").rstrip().rpartition("\n")[2] or "no output"
-        return Status(run, scheme, State.FAILED, last.removeprefix("quarl: "), failure)
+    if status.state != State.EVALUATED:
+        with suppress(FileNotFoundError):  # Another worker may retry it at any time.
+            last = failure.read_text(errors="replace").rstrip().rpartition("\n")[2] or "no output"
+            return Status(run, scheme, State.FAILED, last.removeprefix("quarl: "), failure)
     return Status(run, scheme, status.state, status.reason)
 
 

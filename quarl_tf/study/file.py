@@ -178,6 +178,7 @@ def _cell(
     if "from" in values:
         start = _checked(values["from"], "from", _FROM_KEYS, ("sha256",))
         trained = replace(base, seed=seeds[0], overrides=start.get("overrides", {}))
+        pipeline.preset_of(trained)  # Refuses what is no setting.
         base = replace(base, origin=Origin(trained, start["sha256"]))
         if len(seeds) > 1 or quantizations:
             raise UsageError(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from samples import heads
+from samples import MODELS, heads
 
 from quarl_tf import agents, environments, networks, presets
 from quarl_tf.cli import arguments, verbs
@@ -44,8 +44,7 @@ def history() -> set[str] | None:
     """Return all commits, in 12 digits; None for a shallow copy, or one without history."""
     git = ["git", "-C", str(WORKSPACE.root)]
     words = [*git, "rev-parse", "--is-shallow-repository"]
-    shallow = subprocess.run(words, check=False, capture_output=True)
-    if shallow.stdout != b"false\n":
+    if subprocess.run(words, check=False, capture_output=True).stdout != b"false\n":
         return None
     log = subprocess.run([*git, "rev-list", "HEAD"], capture_output=True, text=True, check=True)
     return {commit[:12] for commit in log.stdout.split()}
@@ -66,9 +65,7 @@ def trained_on(run: Run) -> set[str]:
 QUANTISED = [
     run
     for run in RUNS
-    if run.quantization is not None
-    and run.quantization.delay > 1
-    and trained_on(run) == trained_on(run.plain)
+    if run.quantization and run.quantization.delay > 1 and trained_on(run) == trained_on(run.plain)
 ]
 
 
@@ -125,8 +122,7 @@ def test_policies_of_the_package_earn_their_recorded_returns(path: Path) -> None
 
 
 def test_kept_files_exist_and_others_have_the_hash_of_their_record_when_made() -> None:
-    models = WORKSPACE.root / "tflite_models"
-    records = [p for p in models.rglob("*.json") if not p.name.endswith(".eval.json")]
+    records = [p for p in MODELS.rglob("*.json") if not p.name.endswith(".eval.json")]
     assert records
     for path in records:
         sidecar, reference = Sidecar.load(path), path.with_name(f"{REFERENCE}.tflite")
@@ -142,8 +138,7 @@ def test_kept_files_exist_and_others_have_the_hash_of_their_record_when_made() -
 
 
 def test_trainings_of_the_shelf_are_made_by_their_commands() -> None:
-    models = WORKSPACE.root / "tflite_models"
-    trained = [entry for entry in shelf(models) if entry.command().startswith("quarl run")]
+    trained = [entry for entry in shelf(MODELS) if entry.command().startswith("quarl run")]
     assert trained
     for entry in trained:
         *first, command = entry.command().split(" && ")
@@ -161,7 +156,7 @@ STARTS = [f"{cell}/*/{REFERENCE}" for cell in (*CELLS, "PongNoFrameskip-v4/ppo")
 
 @pytest.mark.parametrize("start", [*STARTS, "BreakoutNoFrameskip-v4/dqn/*/fp16"])
 def test_constants_of_a_flatbuffer_are_a_network_to_start_from(start: str) -> None:
-    path = min((WORKSPACE.root / "tflite_models").glob(f"{start}.tflite"))
+    path = min(MODELS.glob(f"{start}.tflite"))
     policy = Policy.load(path)
     run, spec = Run.from_dict(policy.sidecar.run), environments.env_spec(policy.sidecar.env_id)
     preset = replace(presets.restore(run.algo, policy.sidecar.preset), precision="float32")

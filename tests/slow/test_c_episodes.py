@@ -19,12 +19,8 @@ def test_policies_of_images_in_500_states(tmp_path: Path) -> None:
     np.testing.assert_allclose(fixed_heads, reference_heads, atol=2 / 65536)
 
 
-def grey_squares() -> np.ndarray:
-    """Return images that excite the first layer; noise alone does so like no environment."""
-    random = np.random.default_rng(1)
-    return random.integers(0, 256, (100, 12, 12, 4), np.uint8).repeat(7, axis=1).repeat(7, axis=2)
-
-
 def test_heads_of_grey_squares(tmp_path: Path) -> None:
+    """Squares excite the first layer; noise alone does so like no environment."""
     name = "ppo/s0-cc080679-q8d1000000-0d58268f/qat_int8.tflite"
-    compiled.check(copied(PONG / name, tmp_path), grey_squares())
+    squares = np.random.default_rng(1).integers(0, 256, (100, 12, 12, 4), np.uint8)
+    compiled.check(copied(PONG / name, tmp_path), squares.repeat(7, axis=1).repeat(7, axis=2))

@@ -115,6 +115,9 @@ def test_a_run_with_bits_is_released_beside_its_fp32(
     before = snapshot(tmp_path)
     printed(capsys, *gate)
     assert snapshot(tmp_path) == before
+    (tmp_path / "fp32.tflite").unlink()  # Its evaluation, of five episodes, stays.
+    gate[3] = "6"
+    assert "give --episodes 5" in refusal(capsys, *gate, code=3)
 
 
 def test_a_run_with_bits_is_refused_beside_a_plain_one_of_other_settings(
@@ -290,13 +293,12 @@ def test_list_shows_presets_and_runs(
 ) -> None:
     root = finished.root
     monkeypatch.chdir(root)
-    shutil.copytree(root / "tflite_models", tmp_path / "tflite_models")
+    models = Path(shutil.copytree(root / "tflite_models", tmp_path / "tflite_models"))
     for folder, answer in ((root, "yes"), (tmp_path, "no")):
         output = printed(capsys, "list", "--root", str(folder))
         assert re.search(rf"{RUN_ID}\W+{answer}\W+2\W+2\W", output)
         assert "qat_int8, qat_int4, and qat_wNaN for N = 2" in " ".join(output.split())
-    models = tmp_path / "tflite_models"  # A damaged evaluation hides no policy.
-    next(models.glob("*/*/*/fp32.eval.json")).write_text("{")
+    next(models.glob("*/*/*/fp32.eval.json")).write_text("{")  # A damaged one hides no policy.
     monkeypatch.chdir(tmp_path)
     assert "CartPole-v1/dqn/fp32" in printed(capsys, "list")
 
@@ -403,10 +405,8 @@ def test_who_has_read_enough_is_not_told_of_a_failure() -> None:
 
 
 def test_a_folder_that_cannot_be_entered_is_one_line(monkeypatch: Patch, capsys: Capsys) -> None:
-    def refuse(_: Path) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied", "/closed")
-
-    monkeypatch.setattr(verbs.shelf, "available", refuse)
+    closed = PermissionError(errno.EACCES, "Permission denied", "/closed")
+    monkeypatch.setattr(verbs.shelf, "available", Mock(side_effect=closed))
     assert "(Permission denied); change its permissions" in refusal(capsys, "list", code=1)
 
 

@@ -62,8 +62,7 @@ def models(kept_pool: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def test_a_model_of_keras_becomes_a_run(models: Path, file: str) -> None:
     name = file.replace(".", "_")
     assert main(["adopt", file, *OPTIONS, name, "--trust", "--schemes", "int8"]) == 0
-    folder = Path("tflite_models/CartPole-v1/adopted", f"s0-{name}")
-    policy = Policy.load(folder / "fp32.tflite")
+    policy = Policy.load(f"tflite_models/CartPole-v1/adopted/s0-{name}/fp32.tflite")
     with np.load(models / f"of_{2 if '2' in file else 3}.npz") as constants:
         hidden_kernel, hidden_bias, head_kernel, head_bias = constants.values()
     for observation in np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32):

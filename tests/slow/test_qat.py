@@ -17,7 +17,6 @@ from quarl_tf.environments import EnvSpec
 from quarl_tf.environments.acting import Tick
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.networks import Design, build_actor, build_policy, inference
-from quarl_tf.networks.inference import Snapshot
 from quarl_tf.quantization import qat, quantizing, watching
 from quarl_tf.quantization.fake_quantizer import FakeQuantizer
 from quarl_tf.quantization.grid import own_grid, snap
@@ -294,7 +293,7 @@ def test_every_way_of_computing_a_network_is_the_same(name: str, options: dict[s
             variable.assign(variable - 0.1)  # Learned since.
     observations = observations_of(name, 1000)
     in_tensorflow, step = network(observations).numpy(), qat.head_step(network)
-    ways = [Snapshot(network)]
+    ways = [inference.Snapshot(network)]
     if options in ({}, {"learned_steps": True}):
         ways.append(inference.forward(network))  # By XLA.
     for way in ways:
@@ -411,10 +410,8 @@ def test_until_the_delay_training_is_the_plain_one(name: str, tmp_path: Path) ->
             del timed["seconds"]
     assert aware_state == plain_state  # Including losses, returns and draws.
     # Ranges shift the numbers of variables that have no names: targets, moments, critics.
-    values, aware_values = (
-        {array.tobytes() for array in arrays.values()} for arrays in (plain_arrays, aware_arrays)
-    )
-    assert values <= aware_values
+    aware_values = {array.tobytes() for array in aware_arrays.values()}
+    assert {array.tobytes() for array in plain_arrays.values()} <= aware_values
 
 
 @pytest.mark.parametrize(
@@ -461,7 +458,7 @@ def test_from_the_delay_on_the_network_acts_on_fixed_grids(name: str, tmp_path: 
     assert DELAY < state.step < DELAY + 2 * preset.train_frequency + 1
     # Batches as large as the number of environments.
     pairs = 0.3 * normal(200, 2, *state._spec.observation_shape)
-    heads = np.stack([Snapshot(network)(pair) for pair in pairs])
+    heads = np.stack([inference.Snapshot(network)(pair) for pair in pairs])
     draws = copy.deepcopy(state.agent._act_random)
     actions = np.stack([state.agent.act(pair, 1.0) for pair in pairs])
     expected = {

@@ -21,7 +21,6 @@ from quarl_tf.environments.acting import Tick
 from quarl_tf.foundation.files import locked
 from quarl_tf.foundation.seeding import environment_seed
 from quarl_tf.networks import inference
-from quarl_tf.pipeline import evaluate, export
 from quarl_tf.quantization import quantizing
 from quarl_tf.spec import Quantization, Run
 from quarl_tf.store.records import Sidecar, TrainingRecord
@@ -217,7 +216,7 @@ def test_the_folder_of_another_run_is_refused(
     before = snapshot(workspace.root)
     assert words in refused(train, workspace, other, silent)
     if progress == "copy":
-        assert "holds another run" in refused(export, other.run_id, root=workspace.root)
+        assert "holds another run" in refused(pipeline.export, other.run_id, root=workspace.root)
     assert snapshot(workspace.root) == before
 
 
@@ -264,17 +263,17 @@ def test_a_training_from_another_starts_there_and_is_compared_with_it(copy: Work
     run = starting_from(copy, TINY.run_id, replace(TINY, quantization=quantization), preset)
     require_start(copy, run, networks.load_weights(copy.run_dir(TINY.run_id) / "network.npz"))
     train(copy, run, silent)
-    export(TINY.run_id, ["fp32"], root=copy.root)  # Its reference is what it started from.
-    (artifact,) = export(run.run_id, ["qat_w4a4"], root=copy.root)
+    pipeline.export(TINY.run_id, ["fp32"], root=copy.root)  # Its reference is what it started from.
+    (artifact,) = pipeline.export(run.run_id, ["qat_w4a4"], root=copy.root)
     fp32 = Sidecar.load(copy.artifact(TINY.run_id, "fp32").with_suffix(".json"))
-    assert evaluate(artifact, 2).reference_sha256 == fp32.sha256
+    assert pipeline.evaluate(artifact, 2).reference_sha256 == fp32.sha256
     other = replace(run, origin=replace(run.origin, network_sha256="another"))
     assert "trained again, or its folder deleted" in refused(train, copy, other, silent)
 
 
 def test_a_flatbuffer_stands_in_for_a_run_to_start_from(copy: Workspace) -> None:
     weights = networks.load_weights(copy.run_dir(TINY.run_id) / "network.npz")
-    fp32, _ = export(TINY.run_id, ["fp32", "fp16"], root=copy.root)
+    fp32, _ = pipeline.export(TINY.run_id, ["fp32", "fp16"], root=copy.root)
     shutil.rmtree(copy.root / "runs")
     arguments = copy, TINY.run_id, TINY, presets.load("dqn", TINY.env_id, TINY.overrides)
     run, sidecar = starting_from(*arguments), Sidecar.load(fp32.with_suffix(".json"))

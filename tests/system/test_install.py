@@ -7,8 +7,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
+from samples import ROOT
 
 _ACT = """
 import sys

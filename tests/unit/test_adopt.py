@@ -134,6 +134,8 @@ def test_only_floats_are_adopted(artifacts: Artifacts, file: Path, capsys: Capsy
         ("model.zip", "convert it with examples/from_sb3.py"),
         ("policy.onnx", "convert the PyTorch module with litert_torch"),
         ("policy.pt", "convert the PyTorch module with litert_torch"),
+        ("saved_model.pb", "name its folder"),
+        ("POLICY.H5", "rename it to end in .h5"),
     ):
         Path(name).write_bytes(b"of others")
         assert advice in refusal(capsys, "adopt", name, *MINE)

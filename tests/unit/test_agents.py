@@ -9,12 +9,10 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 from samples import random_weights, refused
-from scipy import stats
-from scipy.special import log_softmax
+from scipy import special, stats
 
 from quarl_tf import agents, environments, networks, presets
-from quarl_tf.agents import tf_agents
-from quarl_tf.agents.on_policy import advantage_estimates
+from quarl_tf.agents import on_policy, tf_agents
 from quarl_tf.environments import EnvSpec
 from quarl_tf.environments.acting import Tick
 from quarl_tf.foundation.keras import tf
@@ -133,7 +131,7 @@ def test_advantages_by_hand() -> None:
         preset: Any = presets.load("ppo", "CartPole-v1", changes)
         kinds = np.float32, np.float32, np.bool_, np.bool_
         arrays = (np.array(x, kind)[:, None] for x, kind in zip(columns, kinds, strict=True))
-        return advantage_estimates(*arrays, preset)[:, 0]
+        return on_policy.advantage_estimates(*arrays, preset)[:, 0]
 
     # Two steps, termination, the tick of the reset, one more step.
     advantages = estimated(0.5, 0.5, [1, 2, 0, 4], [10, 20, 99, 40, 50], [0, 1, 0, 0], [1, 1, 0, 1])
@@ -164,7 +162,7 @@ def test_ppo_learns_from_steps_with_their_actions_as_drawn() -> None:
     last_values = agent._model.predict(observations[-1])[1]
     agent.learn(observations[-1])
     columns = rewards, np.vstack([values, last_values]), terminated, starts
-    advantages = advantage_estimates(*columns, agent._preset)
+    advantages = on_policy.advantage_estimates(*columns, agent._preset)
     _, _, given_actions, _, *targets = agent._round.call_args.args
     np.testing.assert_array_equal(given_actions, drawn.reshape(-1, 2))
     expected = [(advantages + values).ravel(), advantages.ravel()]
@@ -301,7 +299,7 @@ def test_loss_on_shared_layers_is_ppo_s_by_hand_and_its_gradient_is_taken(normal
     logits, values = agent._model.predict(observations)
     np.testing.assert_allclose(logits, agent.network(observations).numpy(), rtol=1e-4, atol=1e-6)
     assert len(np.unique(values)) == 32
-    log_probabilities = log_softmax(logits, axis=1)
+    log_probabilities = special.log_softmax(logits, axis=1)
     chosen = np.take_along_axis(log_probabilities, actions[:, None], axis=1)[:, 0]
     # Of another policy, so that the ratio is clipped on both sides.
     old_log_probabilities = (chosen + random.normal(0, 0.3, 32)).astype(np.float32)

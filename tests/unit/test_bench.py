@@ -85,14 +85,13 @@ def test_latencies_are_replaced(tmp_path: Path, capsys: Capsys, monkeypatch: Pat
     played, measurements = Evaluation.load(target), benches.bench([file], 5, silent)
     measurements |= {"at_rest": False, "processor": played.processor}
     monkeypatch.setattr(verbs, "bench", lambda *_: measurements)
-    message = refusal(capsys, "bench", str(file), "--save", code=1)
-    assert "not at rest are not saved" in message
+    words = ("bench", str(file), "--save")
+    assert "not at rest are not saved" in refusal(capsys, *words, code=1)
     assert Evaluation.load(target) == played
     measurements["at_rest"] = True
-    assert str(target) in printed(capsys, "bench", str(file), "--save")
+    assert str(target) in printed(capsys, *words)
     expected = replace(played, latency_us=measurements["artifacts"][0]["latency_us"]["1"])
     assert Evaluation.load(target) == expected != played
     measurements["processor"] = "another"
-    message = refusal(capsys, "bench", str(file), "--save", code=1)
-    assert "no greedy evaluation on this processor" in message
+    assert "no greedy evaluation on this processor" in refusal(capsys, *words, code=1)
     assert Evaluation.load(target) == expected

@@ -66,8 +66,7 @@ def test_seconds_to_solve_are_compared_by_seed() -> None:
 def test_heads_are_compared_state_by_state_in_steps_of_codes(artifacts: Artifacts) -> None:
     here = {"actions": np.array([1, 0, 0]), "heads": np.array([[1.0, 2.5], [3, 2], [1, 1]])}
     board = {"actions": np.array([1, 1, 0]), "heads": np.array([[1.0, 2.5], [2, 3], [1, 1]])}
-    comparison = arm.comparison(here, board, unit=0.5)
-    assert comparison == {"equal_actions": 2, "difference": 2, "lead": 2}
+    assert arm.comparison(here, board, unit=0.5) == {"equal_actions": 2, "difference": 2, "lead": 2}
     assert arm.comparison(here, here, None) == {"equal_actions": 3, "difference": 0, "lead": 0}
     # An action of several numbers is equal where all are; it has no lead.
     heads, others = np.array([[0.0, 1.0], [0.25, 0.5]]), np.array([[0.0, 1.0], [0.25, 0.0]])

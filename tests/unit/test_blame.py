@@ -78,8 +78,7 @@ def test_the_recipe_that_earns_most_is_recorded(copy_artifact: Copy, monkeypatch
     assert {"not equalised", "int8_tensor", "head in float"} < returns.keys()
     assert returns["int8"] == max(returns.values())
     other = copy_artifact("fp32")
-    sidecar = Sidecar.load(sidecar_path(other))
-    replace(sidecar, network_sha256="ab" * 32).save(sidecar_path(other))
+    replace(Sidecar.load(sidecar_path(other)), network_sha256="ab" * 32).save(sidecar_path(other))
     assert quantize(other, scheme) == artifact
     after = Policy.load(artifact).sidecar
     assert after.sha256 != before.sha256

@@ -17,7 +17,6 @@ import pytest
 from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.utils.env_checker import check_env
-from gymnasium.vector import SyncVectorEnv
 from hypothesis import given
 from hypothesis import strategies as st
 from samples import Drawn, Patch, python, refused, register, step
@@ -25,7 +24,6 @@ from samples import Drawn, Patch, python, refused, register, step
 from quarl_tf import environments
 from quarl_tf.environments import Rising, airnav, env_spec, loops, make, make_vector
 from quarl_tf.environments.acting import Tick, ticks
-from quarl_tf.environments.airnav import ARENAS, AirNavVector, Missions
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.training.rollout import _Sample, rollout
 
@@ -87,7 +85,7 @@ def test_vectors_equal_single_environments(env_id: str, length: int) -> None:
 @pytest.mark.parametrize("env_id", ["LunarLander-v3", "HalfCheetahBulletEnv-v0"])
 def test_processes_find_what_one_loop_finds(env_id: str) -> None:
     creates = [partial(make, env_id)] * 3
-    divided, loop = loops.Divided(creates, 2), SyncVectorEnv(creates)
+    divided, loop = loops.Divided(creates, 2), gym.vector.SyncVectorEnv(creates)
     for seed in (3, 8):
         assert_same(play(divided, seed, 150), play(loop, seed, 150))
     assert divided.observation_space == loop.observation_space
@@ -272,13 +270,6 @@ def test_mistakes_of_users_are_named(third: Any, words: str, monkeypatch: Patch)
         assert re.search(f"^Faulty-v0 .*{words}", refused(envs.step, actions))
 
 
-def mission(**changes: Any) -> Missions:
-    """Return one mission: in the middle, at rest, heading north, one obstacle far away."""
-    still: dict[str, Any] = {"position": [0.0, 0.0], "velocity": [0.0, 0.0], "heading": 0.0}
-    task = {"goal": [20.0, 0.0], "obstacles": [[-20.0, -20.0, 2.0]], "steps": 0}
-    return Missions(**{k: np.array([v]) for k, v in (still | task | changes).items()})
-
-
 @pytest.mark.parametrize(
     ("action", "changes", "reward", "reached", "hit"),
     [
@@ -297,15 +288,19 @@ def mission(**changes: Any) -> Missions:
     ],
 )
 def test_rewards(action: int, changes: Any, reward: float, reached: bool, hit: bool) -> None:
-    before = mission(**changes)
-    outcome = airnav.judge(before, airnav.fly(before, np.array([action])), ARENAS["hard"])
+    # In the middle, at rest, heading north, one obstacle far away.
+    still: dict[str, Any] = {"position": [0.0, 0.0], "velocity": [0.0, 0.0], "heading": 0.0}
+    task = {"goal": [20.0, 0.0], "obstacles": [[-20.0, -20.0, 2.0]], "steps": 0}
+    values = (still | task | changes).items()
+    before = airnav.Missions(**{name: np.array([value]) for name, value in values})
+    outcome = airnav.judge(before, airnav.fly(before, np.array([action])), airnav.ARENAS["hard"])
     assert [values[0] for values in outcome] == [pytest.approx(reward), reached, hit]
 
 
-@pytest.mark.parametrize("name", ARENAS)
+@pytest.mark.parametrize("name", airnav.ARENAS)
 @pytest.mark.parametrize("zone", range(1, 5))
 def test_missions_have_their_zone_and_leave_room(name: str, zone: int) -> None:
-    arena, draws = ARENAS[name], np.random.default_rng(0).random((300, airnav._DRAWS))
+    arena, draws = airnav.ARENAS[name], np.random.default_rng(0).random((300, airnav._DRAWS))
     missions = airnav.plan(draws, arena, zone)
     width, distances = (arena.half - 8) / 4, np.abs(missions.goal)
     assert (7 + (zone - 1) * width <= distances).all()
@@ -354,7 +349,7 @@ def test_training_begins_in_the_nearest_zone_and_rises_at_30_percent_of_a_window
         assert envs.unwrapped.training_state() == state
         distances.append(envs.reset(seed=0)[0][:, -1])
     assert distances[0].max() < 18 / 30 < 33 / 30 < distances[1].min()
-    envs = AirNavVector(2)
+    envs = airnav.AirNavVector(2)
     for before, successes, missions, after in (
         ([1, 298, 500], 1, 3, [1, 299, 503]),
         ([1, 299, 500], 1, 3, [2, 0, 0]),

@@ -26,7 +26,7 @@ from quarl_tf.foundation.seeding import environment_seed, evaluation_seeds, gene
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import GREEDY, Chance, Run
 from quarl_tf.store.records import Evaluation, Protocol
-from quarl_tf.store.state import baseline, evaluation_flaw
+from quarl_tf.store.state import baseline, evaluation_flaw, may_be_continued
 from quarl_tf.store.workspace import evaluation_path, reference_path, sidecar_path
 
 SEEDS = list(range(2**30, 2**30 + 12))
@@ -137,8 +137,8 @@ def test_nothing_is_played_that_cannot_be_saved(stochastic: Describe, monkeypatc
     assert "make the folder writable" in refused(pipeline.evaluate, path, 2)
 
 
-def test_saved_evaluations_are_reused(stochastic: Describe) -> None:
-    path, seeds = stochastic("fp32", "fp32"), evaluation_seeds(0, 14)
+def test_saved_evaluations_are_reused(stochastic: Describe, monkeypatch: Patch) -> None:
+    path, seeds = stochastic("tied", "fp32"), evaluation_seeds(0, 14)
     saved, folder = evaluation_path(path), path.parent
     assert "episodes=0" in refused(pipeline.evaluate, path, 0, code=2)
     greedy = pipeline.evaluate(path, 12)
@@ -146,13 +146,22 @@ def test_saved_evaluations_are_reused(stochastic: Describe) -> None:
     sampled = pipeline.evaluate(path, 8, chance=SAMPLED)
     after = {file.name: file.read_bytes() for file in folder.iterdir()}  # The baseline is shared.
     assert after == before | {"fp32.sampled.eval.json": after["fp32.sampled.eval.json"]}
-    # A longer evaluation is kept, a shorter one replaced.
+    # A longer evaluation is kept, a shorter one continued.
     assert pipeline.evaluate(path, 8) == greedy.first(8)
     assert Evaluation.load(saved) == greedy
     assert pipeline.evaluate(path, 8, chance=SAMPLED) == sampled
     assert [fits(path, seeds[:12]), fits(path, seeds[1:2])] == [True, False]
+    monkeypatch.setattr(play, "play", played := Mock(wraps=acting.play))
     longer = pipeline.evaluate(path, 14)
-    assert (longer.seeds, longer.returns[:12]) == (seeds, greedy.returns)
+    replace(greedy, processor="Gamma").save(saved)
+    afresh = pipeline.evaluate(path, 14)
+    assert (afresh.seeds, afresh.returns[:12]) == (seeds, greedy.returns)
+    assert longer == replace(afresh, latency_us=greedy.latency_us)
+    # What was new, the random policy, and all.
+    assert [call.args[-1] for call in played.mock_calls] == [*seeds[12:], *seeds, *seeds]
+    assert may_be_continued(longer, GREEDY)
+    # Code that has no version may have changed since.
+    assert not may_be_continued(replace(longer, env_id="Steering-v0"), GREEDY)
     random = Evaluation.load(folder / "random.eval.json")
     later: Any = baseline(folder / "random.tflite", RUN, seeds[2:])
     assert (random.seeds, later.returns) == (seeds, random.returns[2:])
@@ -218,6 +227,12 @@ def test_one_start_is_played_once(stochastic: Describe, name: str, monkeypatch: 
     assert result.ties == sum(evaluation.ties for evaluation in expected)
     evaluate(path, [4, 7, 5], chance=SAMPLED)
     assert [call.args[-1] for call in played.call_args_list[2:]] == [4, 7, 5]
+    seeds = [*range(13)]
+    whole, begun = evaluate(path, seeds), evaluate(path, seeds[:10])
+    played.reset_mock()
+    continued = evaluate(path, seeds, begun=begun)
+    assert continued == replace(whole, latency_us=begun.latency_us)
+    assert [call.args[-1] for call in played.call_args_list] == [10, 11]
 
 
 def test_equal_first_observations_are_recorded(stochastic: Describe, monkeypatch: Patch) -> None:
@@ -233,6 +248,11 @@ def test_misfits_are_refused(artifacts: Any, describe: Describe) -> None:
     path = describe(artifacts["int8"].read_bytes(), scheme="int8", network_sha256="1" * 64)
     message = refused(evaluate, path, SEEDS, reference=artifacts["fp32"])
     assert "of another network than int8" in message
+    fp32, foreign = describe(artifacts["fp32"].read_bytes(), "fp32"), replace(RUN, seed=1)
+    facts = {"scheme": "int8", "run": foreign.to_dict(), "run_id": foreign.run_id}
+    message = refused(pipeline.evaluate, describe(artifacts["int8"].read_bytes(), **facts), 2)
+    assert message.endswith(f"Received: {fp32} of {RUN.run_id}")
+    assert not evaluation_path(fp32).exists()
     for name, changes, message in (
         ("fp32", {"env_id": "MountainCar-v0"}, "observation_shape=[2], the policy's is [4]"),
         ("steering", STEERING | {"action_high": [2.0]}, "[1.0], the policy's is [2.0]"),

@@ -17,10 +17,8 @@ from samples import Artifacts, Patch, built, heads, refused, snapshot, write_net
 from quarl_tf import networks, pipeline
 from quarl_tf.environments import env_spec
 from quarl_tf.export import convert
-from quarl_tf.export.convert import TrainedNetwork
 from quarl_tf.export.graph import Graph
 from quarl_tf.export.ptq import described
-from quarl_tf.networks import Weights
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import Run, Scheme
@@ -106,7 +104,7 @@ def copy(exported: Artifacts, tmp_path: Path) -> Workspace:
 @pytest.mark.parametrize("name", ALL)
 def test_sidecars_describe_the_file(exported: Artifacts, name: str) -> None:
     path, sidecar = exported[name], Sidecar.load(sidecar_path(exported[name]))
-    training = TrainedNetwork(Workspace(path.parents[4]), VALUES)
+    training = convert.TrainedNetwork(Workspace(path.parents[4]), VALUES)
     record, count, audit = training.record, len(training.observations), flatbuffer.audit(path)
     expected = described(path.read_bytes()) | {
         "size_bytes": path.stat().st_size,
@@ -199,8 +197,7 @@ def test_int8_of_any_kind_is_close_to_the_network(bench: Bench, kind: str) -> No
     path, expected, actual = bench.compared(kind, "int8")
     error = np.abs(actual - expected)
     # Layer normalisation is eight operations, each with a rounding of its own.
-    steps = 12 if "layer norm" in kind else 3
-    assert error.mean() < steps * np.ptp(expected) / 255
+    assert error.mean() < (12 if "layer norm" in kind else 3) * np.ptp(expected) / 255
     if KINDS[kind].algo == "dqn":
         clear = np.diff(np.sort(expected, axis=1)[:, -2:])[:, 0] > 0.1 * np.ptp(expected)
         assert np.count_nonzero(clear) > 10
@@ -277,7 +274,7 @@ def test_damaged_files_are_remade(copy: Workspace, suffix: str, damage: str) -> 
 
 
 def test_files_of_another_network_or_scheme_are_remade(copy: Any, exported: Artifacts) -> None:
-    training, shift = TrainedNetwork(copy, VALUES), np.array([1, -1], np.float32)
+    training, shift = convert.TrainedNetwork(copy, VALUES), np.array([1, -1], np.float32)
     training.weights["head/bias:0"] += shift
     write_network(copy.run_dir(VALUES.run_id), training.weights)
     (path,) = make(copy, VALUES, "fp32")
@@ -299,7 +296,7 @@ def test_what_cannot_be_made_is_refused(copy: Workspace, monkeypatch: Patch) -> 
     half, few_bits = (copy.artifact(run_id, scheme) for scheme in ("fp16", "ptq_w4"))
     half.unlink()
 
-    def shifted(training: TrainedNetwork, _: bytes) -> Weights:
+    def shifted(training: convert.TrainedNetwork, _: bytes) -> networks.Weights:
         # As if the converter had lost a little of the network.
         return {name: value + np.float32(0.01) for name, value in training.weights.items()}
 
@@ -313,7 +310,7 @@ def test_what_cannot_be_made_is_refused(copy: Workspace, monkeypatch: Patch) -> 
         patch.setattr(convert, "of_function", lambda *_: broken)
         assert refusal(copy, run_id).startswith("The TFLite converter failed: MemoryError")
     mean = {"normalizer/mean:0": np.full(4, 1e6, np.float32)}
-    write_network(copy.run_dir(run_id), TrainedNetwork(copy, VALUES).weights | mean)
+    write_network(copy.run_dir(run_id), convert.TrainedNetwork(copy, VALUES).weights | mean)
     few_bits.unlink()
     message = refusal(copy, run_id, "fp16", "ptq_w4")
     assert re.search(r"up to 65504.*--schemes.*Received: normalizer/mean:0 up to 1000000", message)
@@ -324,7 +321,7 @@ def test_what_cannot_be_made_is_refused(copy: Workspace, monkeypatch: Patch) -> 
 def test_damaged_trainings_are_refused_and_flatbuffers_are_kept(copy: Workspace) -> None:
     run_id, lost = VALUES.run_id, {"head/bias:0": np.array([np.nan, 0], np.float32)}
     folder, before = copy.run_dir(run_id), snapshot(copy.artifact_dir(run_id))
-    path, weights = folder / "network.npz", TrainedNetwork(copy, VALUES).weights
+    path, weights = folder / "network.npz", convert.TrainedNetwork(copy, VALUES).weights
     path.write_bytes(path.read_bytes()[:-1])
     assert f"{path} was changed or damaged after training" in refusal(copy, run_id)
     write_network(folder, weights | lost)

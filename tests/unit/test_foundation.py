@@ -155,10 +155,6 @@ def test_imports_point_down() -> None:
     assert rooms == set(ROOMS)
 
 
-def printed_by(code: str) -> str:
-    return python("-c", code, cwd=PACKAGE.parent).stdout
-
-
 @pytest.mark.parametrize(
     ("names", "unneeded"),
     [
@@ -170,7 +166,7 @@ def printed_by(code: str) -> str:
 def test_imports_load_no_more_than_they_need(names: str, unneeded: set[str]) -> None:
     statements = "".join(f"import quarl_tf.{name}\n" for name in names.split())
     code = f"import sys\n{statements}print(*{{n.split('.')[0] for n in sys.modules}})"
-    assert not set(printed_by(code).split()) & unneeded
+    assert not set(python("-c", code, cwd=PACKAGE.parent).stdout.split()) & unneeded
 
 
 @pytest.mark.parametrize(
@@ -205,4 +201,5 @@ print(threads(), os.environ["CUDA_VISIBLE_DEVICES"], tf.config.list_physical_dev
 import quarl_tf.export.convert, quarl_tf.training.loop
 print("tensorflow_model_optimization" in sys.modules)
 """
-    assert printed_by(code).splitlines()[-2:] == ["1 -1 []", "False"]
+    output = python("-c", code, cwd=PACKAGE.parent).stdout
+    assert output.splitlines()[-2:] == ["1 -1 []", "False"]

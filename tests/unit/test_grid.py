@@ -105,8 +105,7 @@ KERNEL = np.random.default_rng(0).normal(size=(16, 24)).astype(np.float32)
 
 @pytest.mark.parametrize(("importance", "end"), [([0, 1, 1], 0.4), ([1, 0, 0], 1.0)])
 def test_the_best_grid_suits_the_weights_that_matter(importance: list[int], end: float) -> None:
-    form = TensorFormat(bits=2, symmetric=True)
-    grid = best_grid(np.array([[1.0, 0.4, -0.4]]), np.array(importance), form)
+    grid = best_grid(np.array([[1.0, 0.4, -0.4]]), np.array(importance), form("symmetric", 2))
     assert grid.high.item() == pytest.approx(end)
 
 

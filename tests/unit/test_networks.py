@@ -137,12 +137,10 @@ def test_dueling_values_are_those_of_the_two_streams_by_hand() -> None:
 def test_open_actions_are_in_half_ranges_around_the_middle() -> None:
     network = build_actor(STEERED, MLP, seed=0, stochastic=True)
     values, x = random_weights(network), observations_of(STEERED)
-    head = keras.Model(network.input, network.get_layer("head").output)
-    inner = Snapshot(head)(x)
+    inner = Snapshot(keras.Model(network.input, network.get_layer("head").output))(x)
     np.testing.assert_allclose(network(x).numpy(), inner * [2, 5] + [0, 5], rtol=1e-5, atol=1e-5)
     squashed = build_actor(STEERED, MLP, seed=0)
-    shared = {name: value for name, value in values.items() if "log_deviation" not in name}
-    networks.set_weights(squashed, shared)
+    networks.set_weights(squashed, {n: v for n, v in values.items() if "log_deviation" not in n})
     expected = np.tanh(inner) * [2, 5] + [0, 5]
     np.testing.assert_allclose(squashed(x).numpy(), expected, rtol=1e-5, atol=1e-5)
 

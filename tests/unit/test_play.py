@@ -95,8 +95,7 @@ def step_airnav(state: dict[str, Any], action: int) -> tuple[Any, float, bool, A
 
 def step(env: Any, state: list[float], action: Any) -> tuple[Any, float, bool, Any]:
     env.reset()
-    in_float32 = env.spec.id == "MountainCarContinuous-v0"
-    env.state = np.array(state, np.float32 if in_float32 else np.float64)
+    env.state = np.array(state, "f4" if env.spec.id == "MountainCarContinuous-v0" else "f8")
     action = np.float32(action) if isinstance(action, list) else action
     observation, reward, over, *_ = env.step(action)
     return env.state, reward, over, observation

@@ -248,8 +248,7 @@ def data(axes: Axes, place: int) -> tuple[list[float], list[float]]:
 def test_variance_and_return_are_smoothed_where_they_are_known() -> None:
     columns = {"step": [10.0, 20.0, 30.0], "greedy_return": [100.0, np.nan, 0.0]}
     variances = [0.2, np.nan, 0.0], [0.1, np.nan, 0.1]
-    tables = [pd.DataFrame(columns | {"action_variance": values}) for values in variances]
-    trainings = [Curve("seed", table) for table in tables]
+    trainings = [Curve("seed", pd.DataFrame(columns | {"action_variance": v})) for v in variances]
     above, below = mean_curves({"fp32": trainings}, VARIANCE, "step").axes
     # A moving average of factor 0.95 begins at the first value and not at 0.
     assert data(above, 0) == ([10, 30], pytest.approx([0.2, 0.19 / 1.95]))

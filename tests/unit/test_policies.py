@@ -20,8 +20,7 @@ from samples import Artifacts, Copy, Describe, Patch, refused
 from quarl_tf.evaluation import memory
 from quarl_tf.evaluation.play import time_calls
 from quarl_tf.foundation import native_output
-from quarl_tf.runtime import flatbuffer
-from quarl_tf.runtime.flatbuffer import audit, byte_size, weights
+from quarl_tf.runtime.flatbuffer import audit, byte_size, parsed, weights
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import sidecar_path
@@ -73,10 +72,8 @@ def test_actions_are_drawn_with_the_softmax_of_the_logits(describe: Describe) ->
 def test_continuous_actions_are_drawn_around_the_head_and_clipped(artifacts: Artifacts) -> None:
     content = artifacts["steering"].read_bytes()
     sidecar = replace(Sidecar.load(sidecar_path(artifacts["steering"])), action_std=[0.3])
-    wide, narrow = (
-        Policy(content, replace(sidecar, action_low=[low], action_high=[high]))
-        for low, high in ((-10.0, 10.0), (-0.5, 0.25))
-    )
+    wide = Policy(content, replace(sidecar, action_low=[-10.0], action_high=[10.0]))
+    narrow = Policy(content, replace(sidecar, action_low=[-0.5], action_high=[0.25]))
     observation = np.array([-0.6, 0.01], np.float32)
     randoms = [np.random.default_rng(3) for _ in range(2)]
     drawn = [wide.sample(observation, randoms[0]) for _ in range(DRAWS)]
@@ -186,11 +183,9 @@ def test_policies_load_without_files_in_memory(artifacts: Artifacts, monkeypatch
 
 
 def test_a_policy_acts_without_error_output_and_temporary_folder(artifacts: Artifacts) -> None:
-    code = (
-        "import tempfile; tempfile._candidate_tempdir_list = lambda: []\n"
-        "from quarl_tf import Policy\n"
-        f"print(Policy.load({str(artifacts['fp32'])!r}).act([0.0] * 4))"
-    )
+    code = "import tempfile; tempfile._candidate_tempdir_list = lambda: []\n"
+    code += "from quarl_tf import Policy\n"
+    code += f"print(Policy.load({str(artifacts['fp32'])!r}).act([0.0] * 4))"
     for redirection in ("", "2>&-"):
         command = f"{shlex.quote(sys.executable)} -c {shlex.quote(code)} {redirection}"
         assert subprocess.check_output(command, shell=True, text=True).strip() in ("0", "1")
@@ -231,7 +226,7 @@ def test_the_arena_is_as_large_as_the_interpreters(artifacts: Artifacts, name: s
     # Delegates would take the tensors between the ends out of the arena.
     resolver = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
     interpreter = Interpreter(str(artifacts[name]), experimental_op_resolver_type=resolver)
-    tensors = flatbuffer.parsed(artifacts[name])[0].tensors
+    tensors = parsed(artifacts[name])[0].tensors
     constants = {tensor.name for tensor in tensors if tensor.data is not None}
     interpreter.allocate_tensors()
     spans = []

@@ -103,6 +103,25 @@ def test_what_was_made_of_the_same_network_is_kept(copy_artifact: Copy) -> None:
     assert quantize(path, scheme).read_bytes() == made
 
 
+def test_files_without_names_and_with_old_codes_are_quantised(content: bytes) -> None:
+    graph = Graph(content)
+    for tensor in graph.tensors:
+        tensor.name = None
+    for code in graph.model.operatorCodes:
+        code.deprecatedBuiltinCode, code.builtinCode = code.builtinCode, 0
+    files = (quantized(x, Scheme.parse("int8"), OBSERVATIONS) for x in (content, graph.pack()))
+    np.testing.assert_array_equal(*map(heads, files))
+
+
+def test_layers_of_one_kernel_have_the_same_bits() -> None:
+    content = converted(of_function(lambda x: head(hidden(hidden(x))), (6,), "float32"))
+    scheme = Scheme.parse("ptq_w2-hidden_1=8")
+    assert "share a kernel" in refused(quantized, content, scheme, code=2)
+    changed = quantized(content, Scheme.parse("ptq_w2-hidden_0=8-hidden_1=8"))
+    counts = [len(np.unique(kernel)) for kernel in flatbuffer.weights(changed).values()]
+    assert sorted(counts)[:2] == [4, 4] < sorted(counts)[2:]
+
+
 def test_halves_are_widened(artifacts: Artifacts) -> None:
     half = artifacts["fp16"].read_bytes()
     full = in_float32(half)

@@ -12,18 +12,16 @@ import pytest
 from samples import EVALUATION, PRESET, RUN, SIDECAR, TRAINING, Patch, refused
 
 from quarl_tf.spec import Quantization
-from quarl_tf.store import workspace as paths
 from quarl_tf.store.records import Evaluation, Sidecar, TrainingRecord
 from quarl_tf.store.state import require_same_settings
-from quarl_tf.store.workspace import Workspace, sidecar_path
+from quarl_tf.store.workspace import Workspace, sidecar_path, write_artifact
 from quarl_tf.training import checkpoint
 
 
 def test_runs_are_listed_by_their_ids(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     named = "adopted-CartPole-v1-s0-s3"  # An adopted policy may have the name of a seed.
-    place = tmp_path / "tflite_models/CartPole-v1/adopted/s0-s3"
-    assert workspace.artifact_dir(named) == place
+    assert workspace.artifact_dir(named) == tmp_path / "tflite_models/CartPole-v1/adopted/s0-s3"
     aware = "dqn-CartPole-v1-s0-1c09e6d5-q4d50-0a1b2c3d"
     ids = ["a2c-a_b-v0-s1", named, aware, "ppo-Foo-s3-v1-s12"]
     # Folders of other names were moved away by hand.
@@ -40,9 +38,9 @@ def test_no_sidecar_describes_another_flatbuffer(tmp_path: Path, monkeypatch: Pa
     path, blocked = tmp_path / "int8.tflite", tmp_path / "blocked.tflite"
     blocked.mkdir()  # A folder cannot be replaced by a file.
     sidecar_path(blocked).write_text("{}")
-    assert "Cannot write" in refused(paths.write_artifact, blocked, b"new", SIDECAR)
+    assert "Cannot write" in refused(write_artifact, blocked, b"new", SIDECAR)
     assert list(tmp_path.iterdir()) == [blocked]
-    paths.write_artifact(path, b"old", SIDECAR)
+    write_artifact(path, b"old", SIDECAR)
     write = Path.write_bytes
 
     def full(file: Path, content: bytes) -> int:
@@ -52,7 +50,7 @@ def test_no_sidecar_describes_another_flatbuffer(tmp_path: Path, monkeypatch: Pa
 
     monkeypatch.setattr(Path, "write_bytes", full)
     other = replace(SIDECAR, scheme="int8")
-    assert "No space left" in refused(paths.write_artifact, path, b"new", other)
+    assert "No space left" in refused(write_artifact, path, b"new", other)
     assert (path.read_bytes(), Sidecar.load(sidecar_path(path))) == (b"old", SIDECAR)
     assert len(list(tmp_path.iterdir())) == 3
 

@@ -21,10 +21,7 @@ STACKS = EnvSpec((2, 3, DEPTH), "uint8", 10**6, frame_stack=DEPTH)
 
 
 class Witness:
-    """Records all ticks that replays are given, and checks what they sample.
-
-    The action of a tick is its number, which identifies the start of a transition.
-    """
+    """Records all ticks that replays are given, whose actions number them, and checks samples."""
 
     def __init__(self, num_envs: int, n_step: int, discount: float, *replays: Replay) -> None:
         self.replays = list(replays)

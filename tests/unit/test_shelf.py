@@ -75,7 +75,9 @@ def test_what_a_network_earned_before_the_delay_does_not_count(models: Path) -> 
 def test_returns_stand_beside_those_of_its_fp32_in_the_same_episodes(models: Path) -> None:
     (entry,) = shelf(models)
     fp32, int8 = (entry.artifact.with_name(f"{name}.eval.json") for name in ("fp32", "int8"))
-    replace(EVALUATION, seeds=[1, 2, 3], returns=[9.0, 10.0, 99.0], lengths=[9, 10, 99]).save(fp32)
+    values = {"seeds": [1, 2, 3], "returns": [9.0, 10.0, 99.0], "lengths": [9, 10, 99]}
+    reference = replace(EVALUATION, run_id=entry.run.run_id, **values)
+    reference.save(fp32)
     played = replace(EVALUATION, returns=[7.0, 9.0], artifact_sha256=entry.sidecar.sha256)
     for changes, mean, percent in (
         ({"seeds": [1, 3]}, None, None),
@@ -91,6 +93,8 @@ def test_returns_stand_beside_those_of_its_fp32_in_the_same_episodes(models: Pat
     for fp32_sha256, compared in (("0" * 64, False), (SIDECAR.sha256, True)):
         replace(SIDECAR, sha256=fp32_sha256).save(entry.artifact.with_name("fp32.json"))
         assert (entry.comparison() is not None) == compared
+    replace(reference, run_id="dqn-CartPole-v1-s0").save(fp32)  # Of another training.
+    assert entry.comparison() is None
     EVALUATION.save(int8)
     assert entry.comparison() is entry.evaluation() is None
 

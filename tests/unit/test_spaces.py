@@ -1,20 +1,17 @@
 """Spaces: observations become one array of numbers, actions indices or a vector."""
 
-from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
-import samples
 from conftest import Network
 from gymnasium import spaces
-from samples import Drawn, Patch, refused
+from samples import Describe, Drawn, Patch, refused, register
 from scipy.special import log_softmax
 
 from quarl_tf import environments
@@ -55,7 +52,7 @@ ACTION_SPACES = [
 ]
 
 
-def register(patch: Patch, observation: Any, action: Any, mode: Any = None) -> str:
+def registered(patch: Patch, observation: Any, action: Any, mode: Any = None) -> str:
     """Register an environment, with a vector entry point if that has a mode; return its id."""
     create = partial(Drawn, observation, action)
 
@@ -63,7 +60,7 @@ def register(patch: Patch, observation: Any, action: Any, mode: Any = None) -> s
         return gym.vector.SyncVectorEnv([create] * num_envs, **mode)
 
     vector = None if mode is None else create_vector
-    return samples.register(patch, "Drawn-v0", create, vector_entry_point=vector)
+    return register(patch, "Drawn-v0", create, vector_entry_point=vector)
 
 
 @pytest.mark.parametrize("mode", [None, {}], ids=["single", "vector"])
@@ -71,7 +68,7 @@ def register(patch: Patch, observation: Any, action: Any, mode: Any = None) -> s
 def test_observations_become_floats_in_single_and_vector(
     space: Any, shape: tuple[int, ...], mode: Any, monkeypatch: Patch
 ) -> None:
-    env_id = register(monkeypatch, space, TWO, mode)
+    env_id = registered(monkeypatch, space, TWO, mode)
     assert env_spec(env_id) == EnvSpec(shape, "float32", 2)
     envs, singles = make_vector(env_id, 2), [make(env_id) for _ in range(2)]
     assert envs.single_observation_space == singles[0].observation_space
@@ -94,7 +91,7 @@ def test_observations_become_floats_in_single_and_vector(
 def test_actions_become_the_environment_s_in_single_and_vector(
     space: Any, choices: Any, pairs: Any, mode: Any, monkeypatch: Patch
 ) -> None:
-    env_id = register(monkeypatch, THREE, space, mode)
+    env_id = registered(monkeypatch, THREE, space, mode)
     spec = env_spec(env_id)
     assert spec.num_actions == choices
     if choices is None:
@@ -133,12 +130,12 @@ def test_actions_become_the_environment_s_in_single_and_vector(
     ],
 )
 def test_other_spaces_are_refused(observation: Any, action: Any, monkeypatch: Patch) -> None:
-    env_id = register(monkeypatch, observation, action)
+    env_id = registered(monkeypatch, observation, action)
     assert "Received: Drawn-v0 with " in refused(env_spec, env_id, code=2)
 
 
 def test_what_does_not_fit_is_refused(monkeypatch: Patch) -> None:
-    env_id = register(monkeypatch, THREE, TWO, {"autoreset_mode": "SameStep"})
+    env_id = registered(monkeypatch, THREE, TWO, {"autoreset_mode": "SameStep"})
     assert "SAME_STEP" in refused(make_vector, env_id, 2, code=2)
     environments.require_seeded(env_id)
     unseeded = partial(Drawn.reset, seed=None)
@@ -147,7 +144,7 @@ def test_what_does_not_fit_is_refused(monkeypatch: Patch) -> None:
     assert "Received: environment='Drawn-v0'" in message
     monkeypatch.undo()
     # A vector that overwrites its observations.
-    envs = make_vector(register(monkeypatch, THREE, TWO, {"copy": False}), 2)
+    envs = make_vector(registered(monkeypatch, THREE, TWO, {"copy": False}), 2)
     stream = ticks(envs, lambda _: np.zeros(2, int), envs.reset(seed=0)[0])
     assert "copy them" in refused(next, stream, code=2)
     # One whose ends are numbers, of which ~ would be -1 and -2.
@@ -174,7 +171,7 @@ def test_the_best_action_of_each_choice_by_hand() -> None:
     assert agreement(HEADS, shifted, 5) == pytest.approx(1 / 3)
 
 
-def test_a_policy_chooses_several_actions_at_once(describe: Callable[..., Path]) -> None:
+def test_a_policy_chooses_several_actions_at_once(describe: Describe) -> None:
     network = Network([(np.eye(4, 5, dtype=np.float32), HEADS[0] * 0)], np.eye(4))
     changes = {"head": "logits", "num_actions": [2, 3]}
     policy: Any = Policy.load(describe(network.convert("fp32"), **changes))

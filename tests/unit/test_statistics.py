@@ -99,8 +99,7 @@ def test_verdict(low: float, high: float, reference: float, margin: float, expec
 
 def test_compare_by_hand() -> None:
     played = pair([10.0, 20.0, 30.0] * 7, [9.0, 18.0, 27.0] * 7)
-    random = evaluation("random", [0.0, 4.0], seeds=[100, 101])
-    result = compare.compare(*played, random)
+    result = compare.compare(*played, evaluation("random", [0.0, 4.0], seeds=[100, 101]))
     assert (result.scheme, result.episodes) == ("int8", 21)
     assert (result.returns.mean, result.reference_mean) == (18.0, 20.0)
     figures = result.difference.mean, result.reward_error_percent, result.normalised_error_percent

@@ -15,15 +15,6 @@ from quarl_tf.study import read
 STUDIES = ROOT / "studies"
 
 
-def seeds_of(cell: Cell) -> list[int]:
-    return [run.seed for run in cell.references]
-
-
-def schemes_of(cell: Cell) -> list[str]:
-    """Return the schemes of the plain trainings."""
-    return [column.scheme.name for column in cell.columns if not column.scheme.aware]
-
-
 def quantizations_of(cell: Cell) -> list[Quantization]:
     runs = (column.runs[0] for column in cell.columns)
     return list({run.run_id: run.quantization for run in runs if run.quantization}.values())
@@ -51,8 +42,9 @@ cells:
     assert study.episodes == 100
     assert [(run.env_id, run.seed) for run in first.references] == [("LunarLander-v3", 7)]
     assert not quantizations_of(first)
-    assert (second.distinction, seeds_of(second)) == ("", [0, 1])
-    assert schemes_of(second) == ["fp32", "int8"]
+    assert (second.distinction, [run.seed for run in second.references]) == ("", [0, 1])
+    plain = [column.scheme.name for column in second.columns if not column.scheme.aware]
+    assert plain == ["fp32", "int8"]
     assert [cell.distinction for cell in others] == [
         *("discount=0.9", "", "delay=1, edge_bits=4", "delay=25000"),
         *("delay=25000, ranges=percentile", "steps=50000"),
@@ -95,6 +87,7 @@ cells:
         (STUDY + "epsilon: 1\nsample: true", "Received: sample, epsilon"),
         (STUDY.replace("v1}", "v1, from: {}}"), "from needs sha256"),
         (STUDY.replace("v1}", "v1, from: {sha: a}}"), "did you mean sha256"),
+        (STUDY.replace("v1}", "v1, from: {sha256: a, overrides: {stps: 9}}}"), "mean steps"),
         (
             STUDY.replace("v1}", "v1, seeds: [0, 1], from: {sha256: a}}"),
             "one seed and no bits. Rec",
