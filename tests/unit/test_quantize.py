@@ -604,6 +604,22 @@ def test_layers_of_several_vectors_become_c_but_not_of_several_images(describe: 
     compiled.check(files[by_rows], FEATURES, compiled.SANITIZED)
 
 
+def test_numbers_between_layers_are_not_clipped_as_observations_are(describe: Describe) -> None:
+    mean = np.array([10, 0, 0, 0, 0, 0], np.float32)
+    inputs = FEATURES + mean
+
+    def network(x: Any) -> Any:
+        clipped = tf.clip_by_value(x, mean - 1, mean + 1)
+        return head(tf.nn.relu(hidden(clipped)) - ENDS)
+
+    content = converted(of_function(network, (6,), "float32"))
+    int8 = quantized(content, Scheme.parse("int8_tensor"), inputs)
+    artifact = describe(int8, num_actions=3, observation_shape=[6])
+    fixed_heads, _ = compiled.run(artifact, np.rint(inputs * 65536), fixed=True) / 65536
+    expected = heads(int8, inputs)
+    assert np.abs(fixed_heads - expected).max() < 0.1 * np.ptp(expected)
+
+
 def looped(x: Any) -> Any:
     def step(i: Any, y: Any) -> Any:
         return i + 1, tf.tanh(y @ drawn(6, 6))
