@@ -160,6 +160,8 @@ def test_saved_evaluations_are_reused(stochastic: Describe, monkeypatch: Patch) 
     # What was new, the random policy, and all.
     assert [call.args[-1] for call in played.mock_calls] == [*seeds[12:], *seeds, *seeds]
     assert may_be_continued(longer, GREEDY)
+    assert not may_be_continued(longer.first(9), GREEDY)
+    assert not may_be_continued(replace(longer, versions={"numpy": "1"}), GREEDY)
     # Code that has no version may have changed since.
     assert not may_be_continued(replace(longer, env_id="Steering-v0"), GREEDY)
     random = Evaluation.load(folder / "random.eval.json")
