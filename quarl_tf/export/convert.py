@@ -25,7 +25,7 @@ from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import REFERENCE, Run, Scheme
 from quarl_tf.store.records import Sidecar, TrainingRecord
 from quarl_tf.store.workspace import Workspace, write_artifact
-from quarl_tf.training.exported import kernel_scales_bytes
+from quarl_tf.training.exported import column_sums, kernel_scales_bytes
 
 #: Largest difference between flatbuffer and network, relative to the largest head value (at least
 #: 1): float32 sums in another order. Sums over the 28224 bytes of four frames differ by 2e-5 on
@@ -50,7 +50,7 @@ class TrainedNetwork:
         self.run, self.record = run, TrainingRecord.load(folder / "training.json")
         self.record.verify(folder)
         self.spec = environments.env_spec(run.env_id)
-        self._preset = replace(presets.restore(run.algo, self.record.preset), precision="float32")
+        self.preset = replace(presets.restore(run.algo, self.record.preset), precision="float32")
         self.weights = networks.load_weights(folder / "network.npz")
         #: Observations [n, ...] of rollouts, to calibrate and check with.
         self.observations = networks.load_weights(folder / "calibration.npz")["observations"]
@@ -60,7 +60,7 @@ class TrainedNetwork:
         # Keras numbers nameless layers within a process: begun anew, files have the same names.
         keras.backend.reset_uids()
         run = self.run
-        network = agents.build_network(run.algo, self.spec, self._preset, run.seed)
+        network = agents.build_network(run.algo, self.spec, self.preset, run.seed)
         network = quantizing(run.quantization)(network)
         networks.set_weights(network, weights)
         return network
@@ -133,25 +133,31 @@ def _convert_float(training: TrainedNetwork, scheme: Scheme) -> tuple[bytes, ker
 
 
 def _half_weights(training: TrainedNetwork, content: bytes) -> Weights:
-    """Return weights as an fp16 flatbuffer has them: its first kernel may scale bytes.
+    """Return weights as an fp16 flatbuffer has them: its first layer may scale bytes.
 
     A QuarlError where one would overflow.
     """
-    scales = dict.fromkeys(training.weights, np.float32(1))
+    weights, preset = training.weights, training.preset
+    first = next(name for name in weights if name.endswith("/kernel:0")).removesuffix("/kernel:0")
+    first_kernel, first_bias = f"{first}/kernel:0", f"{first}/bias:0"
+    zero, unit = 0, 1.0
     if kernel_scales_bytes(flatbuffer.parsed(content)[0]):
-        first = next(name for name in training.weights if name.endswith("/kernel:0"))
-        scales[first] = np.float32(255)
+        zero, unit = preset.byte_zero, preset.byte_unit
+    kernel = weights[first_kernel] / np.float32(unit)
+    bias = weights[first_bias] - zero * column_sums(kernel)
     stored = {}
-    for name, values in training.weights.items():
+    for name, values in {**weights, first_kernel: kernel, first_bias: bias}.items():
         with np.errstate(over="ignore"):  # Reported below.
-            halves = (values / scales[name]).astype(np.float16)
+            halves = values.astype(np.float16)
         if np.isinf(halves).any():
             raise QuarlError(
                 "fp16 holds numbers up to 65504, and weights or a normaliser of this network are "
                 "larger; name the schemes without it (--schemes fp32,int8). Received: "
                 f"{name} up to {np.abs(values).max()}"
             )
-        stored[name] = halves.astype(np.float32) * scales[name]
+        stored[name] = halves.astype(np.float32)
+    stored[first_bias] += zero * column_sums(stored[first_kernel])
+    stored[first_kernel] *= np.float32(unit)
     return stored
 
 
@@ -163,7 +169,7 @@ def _convert_aware(training: TrainedNetwork, scheme: Scheme) -> tuple[bytes, ker
     content = training.convert(qat.exported(network, rounded=scheme.name != "qat_int8"), scheme)
     write = {"qat_int8": integer.trained, "qat_int4": int4.pack}.get(scheme.name)
     if write is not None and quantization is not None:
-        content = write(content, quantization.recipe, qat.grids(network))
+        content = write(content, quantization.recipe, qat.grids(network), training.preset.byte_unit)
     return content, networks.acting(training.network(training.weights))
 
 

@@ -21,15 +21,17 @@ from quarl_tf.spec.recipe import INT4_BITS
 _ROUNDING = 1e-3  #: Largest error of a weight that rounding explains, as a share of the step.
 
 
-def pack(content: bytes, recipe: Recipe, grids: Sequence[Mapping[str, Grid]]) -> bytes:
+def pack(
+    content: bytes, recipe: Recipe, grids: Sequence[Mapping[str, Grid]], byte_unit: float
+) -> bytes:
     """Return a float flatbuffer with its kernels as integers on the grids of its training.
 
-    The grids are symmetric, in the order of `integer.trained`. A QuarlError where a kernel is on
-    none.
+    The grids are symmetric, in the order of `integer.trained`, with its `byte_unit`. A QuarlError
+    where a kernel is on none.
     """
     graph = Graph(content)
     # What scales the input of a layer; bytes have no grid.
-    factors = [1 / 255, *(float(grid["output"].step) for grid in grids)]
+    factors = [1 / byte_unit, *(float(grid["output"].step) for grid in grids)]
     pairs = zip(grids, factors, strict=False)
     kernels = [(grid["kernel"].step, factor) for grid, factor in pairs if "kernel" in grid]
     for (name, layer), (step, factor) in zip(graph.layers().items(), kernels, strict=True):

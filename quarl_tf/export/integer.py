@@ -44,16 +44,18 @@ def quantized(content: bytes, observations: Array, recipe: Recipe) -> bytes:
     return graph.pack()
 
 
-def trained(content: bytes, recipe: Recipe, grids: Sequence[Mapping[str, Grid]]) -> bytes:
+def trained(
+    content: bytes, recipe: Recipe, grids: Sequence[Mapping[str, Grid]], byte_unit: float
+) -> bytes:
     """Return a float32 flatbuffer with integers on the 8-bit grids of its training.
 
     Its kernels are on them. `grids` has the "kernel" and the "output" of each layer in order; the
-    scaling of the observation comes first if it has an "output".
+    scaling of the observation comes first if it has an "output". The first kernel contains the
+    division of bytes by `byte_unit`.
     """
     graph = Graph(content)
     _fold_byte_scaling(graph)
-    # The first kernel contains the scaling of bytes.
-    factor = 1.0 if graph.takes_floats else 1 / 255
+    factor = 1.0 if graph.takes_floats else 1 / byte_unit
     kernel_grids = [grid for grid in grids if "kernel" in grid]
     steps: dict[str, Array | None] = {}
     outputs: dict[int, Grid] = {}

@@ -40,6 +40,8 @@ class Design:
     layer_norm: bool = False  #: Of hidden fully-connected layers, before their activation.
     #: Of hidden layers: "float32" or "bfloat16"; weights and head are float32.
     precision: str = "float32"
+    byte_zero: int = 0  #: Byte that is 0 behind the scaling of bytes,
+    byte_unit: float = 255.0  #: and how many of them are 1.
     #: Separate last hidden layers for the state's value and the actions' advantages (Wang et al.,
     #: arXiv 1511.06581); the head is then the advantages.
     dueling: bool = False
@@ -47,7 +49,8 @@ class Design:
     @classmethod
     def of(cls, preset: Preset, outputs: int, **settings: Any) -> Self:
         """Return the design of a preset."""
-        settings |= {"layer_norm": preset.layer_norm, "precision": preset.precision}
+        names = "layer_norm", "precision", "byte_zero", "byte_unit"
+        settings |= {name: getattr(preset, name) for name in names}
         return cls(preset.architecture, outputs, **settings)
 
 
@@ -103,7 +106,15 @@ class _Layers:
         """Build the input scaling, the convolutions and their flattening."""
         design = self._design
         if observation.dtype == tf.uint8:
-            hidden = ByteScaling(dtype=self._dtype, name="byte_scaling")(observation)
+            scaling = ByteScaling(
+                design.byte_zero, design.byte_unit, dtype=self._dtype, name="byte_scaling"
+            )
+            hidden = scaling(observation)
+        elif (design.byte_zero, design.byte_unit) != (0, 255.0):
+            raise UsageError(
+                "byte_zero and byte_unit scale observations of bytes; leave them out. "
+                f"Received: dtype={observation.dtype.name}"
+            )
         else:
             hidden = ObservationNormalizer(name="normalizer")(observation)
         for i, layer in enumerate(design.architecture.convolutions):

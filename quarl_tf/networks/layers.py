@@ -50,16 +50,32 @@ class ObservationNormalizer(keras.layers.Layer):  # type: ignore[misc]
 
 
 class ByteScaling(keras.layers.Layer):  # type: ignore[misc]
-    """Map bytes to 0 ... 1."""
+    """Map bytes x to (x − zero) / unit, by default to 0 ... 1."""
+
+    def __init__(self, zero: int = 0, unit: float = 255.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.zero, self.unit = zero, unit
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """What the least and the greatest byte become."""
+        return -self.zero / self.unit, (255 - self.zero) / self.unit
+
+    def get_config(self) -> dict[str, Any]:
+        """Return what a copy is made of."""
+        return {**super().get_config(), "zero": self.zero, "unit": self.unit}
 
     def call(self, inputs: Any) -> Any:
         """Scale a batch of observations."""
-        return tf.cast(inputs, self.compute_dtype) * (1.0 / 255.0)
+        numbers = tf.cast(inputs, self.compute_dtype)
+        # Differences of bytes are exact, in bfloat16 as well.
+        return (numbers - self.zero if self.zero else numbers) * (1.0 / self.unit)
 
     def in_numpy(self, read: Read) -> Forward:
         """Return the function of arrays."""
         del read
-        return lambda x: x.astype(np.float32) * np.float32(1.0 / 255.0)
+        zero, factor = np.float32(self.zero), np.float32(1.0 / self.unit)
+        return lambda x: (x.astype(np.float32) - zero) * factor
 
 
 class ActionScaling(keras.layers.Layer):  # type: ignore[misc]

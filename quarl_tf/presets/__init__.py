@@ -38,6 +38,7 @@ _Goal = Annotated[
     float | None,
     Kind("a number", lambda v: v is None or (type(v) in (int, float) and abs(v) < math.inf)),
 ]
+_Byte = Annotated[int, Kind("a byte", lambda v: type(v) is int and 0 <= v <= 255)]
 _Precision = Annotated[str, one_of(PRECISIONS)]
 
 
@@ -66,6 +67,8 @@ class Preset(ABC):
     checkpoint_every: _Count  #: Steps between checkpoints; new episodes start at each.
     layer_norm: _Flag = False  #: Whether layer normalisation follows hidden fully-connected layers.
     precision: _Precision = "float32"  #: Of hidden layers in training, one of `PRECISIONS`.
+    byte_zero: _Byte = 0  #: Observations of bytes x are scaled to (x - byte_zero) / byte_unit.
+    byte_unit: _Positive = 255.0
     #: Greedy return on selection seeds, of the quantised network if any, that ends training.
     until: _Goal = None
     #: Weight in the loss of the distance to the head of the network that the training starts from:

@@ -93,7 +93,7 @@ def _for_output(
     layer: Any, form: TensorFormat, schedule: QatSchedule, *, feeds_tanh: bool
 ) -> FakeQuantizer:
     if isinstance(layer, ByteScaling):
-        return FakeQuantizer(form, schedule, fixed=(0.0, 1.0))
+        return FakeQuantizer(form, schedule, fixed=layer.ends)
     if form.rounding != "floor":
         if _is_tanh(layer) and form.bits == BYTE.bits:
             return FakeQuantizer(form, schedule, fixed=(-1.0, 127 / 128))  # As in integer kernels.

@@ -247,7 +247,7 @@ def starting_from(workspace: Workspace, origin: str, run: Run, preset: Preset) -
     run = replace(run, origin=Origin(Run.from_dict(record.run), sha256(path)))
     origin_settings = presets.settings(run, record.preset)
     settings = presets.settings(run, asdict(preset))
-    for name in ("network", "layer_norm", "dueling"):
+    for name in ("network", "layer_norm", "dueling", "byte_zero", "byte_unit"):
         if origin_settings.get(name) != settings.get(name):
             raise UsageError(
                 f"A training starts from a network like its own; give -p {name}=… as {origin} has "

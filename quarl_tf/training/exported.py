@@ -7,16 +7,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from quarl_tf.presets import Preset
 from quarl_tf.runtime.flatbuffer import WEIGHTED, Graph, decode, dequantized, parsed
 
 
 def variables(
-    source: Path | bytes, action_std: Sequence[float] | None = None
+    source: Path | bytes, preset: Preset, action_std: Sequence[float] | None = None
 ) -> dict[str, NDArray[np.float32]]:
     """Return the variables of the network of an exported fp32 or fp16 flatbuffer, by their names.
 
-    The deviation of a normal distribution comes from the sidecar. Variables that acting does not
-    need are missing, and those of layer normalisation.
+    The preset's scaling of bytes is taken out of the first layer. The deviation of a normal
+    distribution comes from the sidecar. Variables that acting does not need are missing, and those
+    of layer normalisation.
     """
     arrays: dict[str, NDArray[np.float32]] = {}
     if action_std is not None:
@@ -30,9 +32,11 @@ def variables(
         if layer is None:
             continue
         if op.name in WEIGHTED:
-            kernel = np.moveaxis(values[0], 0, -1) * np.float32(255 if scales_bytes else 1)
-            scales_bytes = False
-            arrays |= {f"{layer[1]}/kernel:0": kernel, f"{layer[1]}/bias:0": values[1]}
+            kernel, bias = np.moveaxis(values[0], 0, -1), values[1]
+            if scales_bytes:
+                bias = bias + preset.byte_zero * column_sums(kernel)
+                kernel, scales_bytes = kernel * np.float32(preset.byte_unit), False
+            arrays |= {f"{layer[1]}/kernel:0": kernel, f"{layer[1]}/bias:0": bias}
         elif layer[1] == "normalizer" and op.name in ("SUB", "MUL"):
             name = {"SUB": "mean", "MUL": "inverse_deviation"}[op.name]
             arrays[f"normalizer/{name}:0"] = values[0]
@@ -40,7 +44,12 @@ def variables(
 
 
 def kernel_scales_bytes(graph: Graph) -> bool:
-    """Return whether bytes are scaled within the first kernel, and not by an operator."""
+    """Return whether bytes are scaled within the first layer, and not by an operator."""
     casts = {i for op in graph.operators if op.name == "CAST" for i in op.outputs}
-    scaled = {i for op in graph.operators if op.name == "MUL" for i in op.inputs}
+    scaled = {i for op in graph.operators if op.name in ("SUB", "MUL") for i in op.inputs}
     return bool(casts - scaled)
+
+
+def column_sums(kernel: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the sum of the weights of each output, the last axis."""
+    return kernel.sum(axis=tuple(range(kernel.ndim - 1)))

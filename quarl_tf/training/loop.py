@@ -201,7 +201,8 @@ class _Training:
             )
         path, record = state.origin_network(workspace, run_id, origin)
         if isinstance(record, Sidecar):
-            weights, count = exported.variables(path, record.action_std), record.preset["steps"]
+            weights = exported.variables(path, self._preset, record.action_std)
+            count = record.preset["steps"]
         else:
             weights, count = networks.load_weights(path), record.best_step
         self.agent.start_from(weights, count)

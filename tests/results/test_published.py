@@ -161,7 +161,7 @@ def test_constants_of_a_flatbuffer_are_a_network_to_start_from(start: str) -> No
     run, spec = Run.from_dict(policy.sidecar.run), environments.env_spec(policy.sidecar.env_id)
     preset = replace(presets.restore(run.algo, policy.sidecar.preset), precision="float32")
     network = agents.build_network(run.algo, spec, preset, run.seed)
-    networks.set_weights(network, variables(path, policy.sidecar.action_std))
+    networks.set_weights(network, variables(path, preset, policy.sidecar.action_std))
     observations = 255 * np.random.default_rng(0).random((9, *spec.observation_shape))
     observations = observations.astype(spec.observation_dtype)
     actual = inference.forward(network)(observations)

@@ -25,7 +25,7 @@ KINDS: Mapping[str, Run] = {
     "logits": Run("ppo", POLE, 0, {"network": [32, 32]}),
     "action": Run("ddpg", CARS, 0, {"network": [32, 32]}),
     "steering": Run("ppo", "Steering-v0", 0, {"network": [32, 32]}),
-    "images": Run("dqn", FRAMES, 0, {"network": "li"}),
+    "images": Run("dqn", FRAMES, 0, {"network": "li", "byte_zero": 87, "byte_unit": 64.0}),
 }
 HEADS = {"values": "q_values", "dueling": "advantages", "steering": "action", "images": "q_values"}
 

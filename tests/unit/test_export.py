@@ -34,16 +34,18 @@ def make(workspace: Workspace, run: Run, *schemes: str) -> list[Path]:
 
 POLE, FRAMES, CARS = "CartPole-v1", "Frames-v0", "MountainCarContinuous-v0"
 SMALL, IMAGES = {"network": [32, 32]}, {"network": "li"}
+SCALED = {"byte_zero": 87, "byte_unit": 64.0}
 KINDS = {
     "values": Run("dqn", POLE, 4, SMALL),
     "images": Run("dqn", FRAMES, 0, IMAGES),
+    "scaled images": Run("dqn", FRAMES, 2, {**IMAGES, **SCALED}),
     "dueling images": Run("dqn", FRAMES, 1, {**IMAGES, "dueling": True}),
     "images, layer norm": Run("dqn", FRAMES, 3, {**IMAGES, "layer_norm": True}),
     "dueling": Run("dqn", POLE, 0, {**SMALL, "dueling": True}),
     "continuous": Run("ppo", CARS, 0, SMALL),
     "steering": Run("ppo", "Steering-v0", 0, SMALL),
     "squashed steering": Run("ddpg", "Steering-v0", 0, SMALL),
-    "bytes": Run("dqn", "Bytes-v0", 0, SMALL),
+    "bytes": Run("dqn", "Bytes-v0", 0, {**SMALL, **SCALED}),
     "layer norm": Run("ddpg", CARS, 0, {**SMALL, "layer_norm": True}),
 }
 VALUES = KINDS["values"]
@@ -142,7 +144,7 @@ def test_sidecars_describe_the_file(exported: Artifacts, name: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "scheme"),
     [
-        *((kind, "fp32") for kind in ("images", "continuous", "dueling", "steering")),
+        *((kind, "fp32") for kind in ("images", "bytes", "continuous", "dueling", "steering")),
         *product(("values", "squashed steering", "layer norm"), ("fp32", "fp16")),
     ],
 )
@@ -171,7 +173,7 @@ def test_a_flatbuffer_does_not_depend_on_networks_built_before(bench: Bench) -> 
     assert bench.export("dueling", "fp32").read_bytes() == before
 
 
-@pytest.mark.parametrize("kind", ["images", "bytes"])
+@pytest.mark.parametrize("kind", ["images", "scaled images", "bytes"])
 def test_fp16_of_bytes_is_nearly_the_network(bench: Bench, kind: str) -> None:
     path, expected, actual = bench.compared(kind, "fp16")
     np.testing.assert_allclose(actual, expected, atol=2e-3 * np.abs(expected).max())

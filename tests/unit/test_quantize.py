@@ -207,9 +207,9 @@ def test_an_odd_number_of_weights_is_stored_as_int4() -> None:
     grid = own_grid(kernel, form, None)
     # With the input's factor, a finer grid would contain the kernel's.
     grids = [{"output": grid._replace(step=np.float32(1 / 15))}, {"kernel": grid, "output": grid}]
-    packed = int4.pack(content, scheme.recipe, grids)
+    packed = int4.pack(content, scheme.recipe, grids, 255)
     other = grid._replace(step=grid.step * np.float32(1.3))
-    message = refused(int4.pack, content, scheme.recipe, [{"kernel": other, "output": grid}])
+    message = refused(int4.pack, content, scheme.recipe, [{"kernel": other, "output": grid}], 255)
     assert "on no grid of its training" in message
     audit = flatbuffer.audit(packed)
     assert (audit.weight_dtypes["int4"], audit.kernel_scales) == (3, [1])
