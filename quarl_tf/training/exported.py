@@ -52,4 +52,5 @@ def kernel_scales_bytes(graph: Graph) -> bool:
 
 def column_sums(kernel: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the sum of the weights of each output, the last axis."""
-    return kernel.sum(axis=tuple(range(kernel.ndim - 1)))
+    sums: NDArray[np.float32] = kernel.sum(axis=tuple(range(kernel.ndim - 1)))
+    return sums
