@@ -33,7 +33,6 @@ def _nature(filters: tuple[int, int, int], units: int) -> Architecture:
 
 NAMED: Mapping[str, Architecture] = {
     "nature": _nature((32, 64, 64), 512),
-    "half_nature": _nature((16, 32, 32), 256),
     # Li's study of quantisation-aware training of DQN; the network of Mnih et al., 2013.
     "li": Architecture((256,), (Convolution(16, 8, 4), Convolution(32, 4, 2))),
     # QuaRL's policies of growing size: A to C for mixed precision, I to III for deployment.

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from ale_py import roms
 
+from quarl_tf import presets
 from quarl_tf.environments import GAME_OVER, RAW_REWARD, START, make, make_vector
 from quarl_tf.environments.atari import _life_lost
 
@@ -108,6 +109,14 @@ def one_of_a_vector(env_id: str, random: np.random.Generator) -> Iterator[tuple[
                 assert reward == 0
                 start = info["episode_frame_number"][1]
         yield (observations[1], start) if over else (observations[1], actions[1], total, over)
+
+
+def test_the_background_of_pong_is_0_to_its_preset() -> None:
+    envs = make_vector("PongNoFrameskip-v4", 2)
+    frames, _ = envs.reset(seed=0)
+    preset = presets.load("ppo", "PongNoFrameskip-v4")
+    assert np.bincount(frames[..., -1].ravel()).argmax() == preset.byte_zero > 0
+    envs.close()
 
 
 def test_closed_games_keep_no_emulators() -> None:

@@ -264,6 +264,7 @@ def test_overrides_change_the_values_they_name_and_no_others() -> None:
         ("network", [16, None, [16, 0], [16, -1], [1.5], [True], ["16"], [[16]]]),
         ("learning_rate_decay", ["true", 1, 0, None]),
         ("precision", [16, None, True, ["float32"], "bfloat"]),
+        ("byte_zero", [-1, 256, 87.0, True, None]),
     ],
 )
 def test_values_of_another_kind_are_refused(name: str, values: list[Any]) -> None:
