@@ -4,6 +4,8 @@ import json
 import re
 from pathlib import Path
 
+import yaml
+
 from quarl_tf.foundation.files import write_text
 from quarl_tf.report.page import number_text, percent, size, templates
 
@@ -16,6 +18,8 @@ _WORKLOADS = {
     "training_throughput": ("CartPole", "MountainCarContinuous"),
     "training_throughput_float32": ("Pong",),
 }
+
+_SOLVING = Path("benchmarks/solving.yaml")
 
 
 def filled(text: str) -> str:
@@ -56,12 +60,23 @@ def _speed() -> str:
             cells = [cell.strip() for cell in line.split("|")[1:-1]]
             if len(cells) == 8 and cells[0].endswith(tasks):
                 ratios.setdefault((cells[0], cells[1]), {})[cells[2]] = cells[4]
-    lines = ["| training | steps/s | over Stable-Baselines3 | over SBX |", "|---|--:|--:|--:|"]
+    lines = [
+        "| training | steps/s | over Stable-Baselines3 | over SBX | seconds to solve |",
+        "|---|--:|--:|--:|--:|",
+    ]
+    solved, missing = _seconds_to_solve(), number_text(None)
     for words, peers in ratios.items():
-        lines.append(
-            f"| {' | '.join((*words, peers['sb3'], peers.get('sbx', number_text(None))))} |"
-        )
+        cells = *words, peers["sb3"], peers.get("sbx", missing), solved.get(words[0], missing)
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _seconds_to_solve() -> dict[str, str]:
+    """Return our seconds by the names of the speed table's trainings."""
+    algos = {k: v["algo"] for k, v in yaml.safe_load(_SOLVING.read_text()).items()}
+    rows = Path("benchmarks/time_to_solve.md").read_text().splitlines()
+    cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
+    return {f"{algos[c[0]]}-{c[0]}": c[4] for c in cells if c[2:3] == ["ours"]}
 
 
 if __name__ == "__main__":
