@@ -36,8 +36,7 @@ def damaged(content: bytes, random: np.random.Generator) -> bytes:
         for place in random.integers(len(content), size=random.integers(1, 9)):
             changed[place] ^= 1 << random.integers(8)
     elif damage == 1:
-        words = [0, 1, 2**31 - 1, 2**31, 2**32 - 1, random.integers(2**32)]
-        word = int(random.choice(words))
+        word = int(random.choice([0, 1, 2**31 - 1, 2**31, 2**32 - 1, random.integers(2**32)]))
         changed[start // 4 * 4 : start // 4 * 4 + 4] = word.to_bytes(4, "little")
     elif damage == 2:
         del changed[start:]

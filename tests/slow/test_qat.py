@@ -358,8 +358,7 @@ def test_agents_of_images_learn_kernels_and_biases_alone_once_quantised(precisio
     before = networks.weights(agent.network)
     after = learn()
     for name, value in before.items():
-        moved = not np.array_equal(after[name], value)
-        assert moved == name.endswith(("/kernel:0", "/bias:0"))
+        assert np.array_equal(after[name], value) != name.endswith(("/kernel:0", "/bias:0"))
     images = random.integers(0, 256, (600, 36, 36, 2), dtype=np.uint8)
     heads, values = agent._model.predict(images)  # type: ignore[attr-defined]
     # As a graph: TensorFlow fuses convolutions there, which rounds bfloat16 sums otherwise.

@@ -38,7 +38,6 @@ def curves(workspace: Workspace, run: Run) -> pandas.DataFrame:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """Return a workspace in which TINY has been trained."""
     return samples.uncut_and_cut(tmp_path_factory.mktemp("trained"), TINY)[0]
 
 
@@ -249,7 +248,6 @@ def test_only_states_of_the_episodes_count_for_the_action_variance(tmp_path: Pat
 def require_start(
     workspace: Workspace, run: Run, weights: networks.Weights, tolerance: float = 0.0
 ) -> None:
-    """Check that a run starts from these weights."""
     state = begun(workspace.root / "unused", run)
     state.start_from(workspace, run.origin)
     for name, values in weights.items():
@@ -308,11 +306,8 @@ def test_what_is_chosen_by_is_the_network_as_exported(tmp_path: Path, monkeypatc
     frames = np.random.default_rng(0).integers(0, 256, (200, 84, 84, 4), np.uint8)
     state.agent.network(frames, training=True)
     state._start_quantization(1)
-
-    def act_on_frames(_: Any, act: Any, *__: Any) -> Any:
-        return act(frames, np.ones(len(frames), np.bool_))
-
-    monkeypatch.setattr("quarl_tf.training.loop.rollout.rollout", act_on_frames)
+    everywhere = np.ones(len(frames), np.bool_)
+    monkeypatch.setattr(loop.rollout, "rollout", lambda _, act, *__: act(frames, everywhere))
     network = quantizing(quantization)(built(run))
     networks.set_weights(network, networks.weights(state.agent.network))
     exported = inference.forward(network)(frames)

@@ -47,8 +47,7 @@ def test_a_file_becomes_a_run_that_is_quantised_and_reported(file: Path, capsys:
     assert RUN in printed(capsys, *words, "--gate", "100")
     assert (FOLDER / "fp32.tflite").read_bytes() == file.read_bytes()
     for scheme in ("fp32", "int8", "ptq_w4"):
-        sidecar = Policy.load(FOLDER / f"{scheme}.tflite").sidecar
-        run = Run.from_dict(sidecar.run)
+        run = Run.from_dict(Policy.load(FOLDER / f"{scheme}.tflite").sidecar.run)
         assert (run.run_id, run.adopted, run.overrides["head"]) == (RUN, True, "logits")
         # Those without a training.
         assert run.default_schemes == ("fp32", "int8", *(f"ptq_w{n}" for n in range(8, 1, -1)))

@@ -276,8 +276,7 @@ def test_c_takes_its_constants_code_buffers_and_ends() -> None:
 @pytest.mark.usefixtures("without_node")
 def test_missing_operators_are_named(artifacts: Artifacts, tmp_path: Path, capsys: Capsys) -> None:
     dynamic, half = ["FULLY_CONNECTED of float32 by int8"], ["DEQUANTIZE of float16"]
-    lacking = {"fp32": [], "int8": [], "fp16": half, "dynamic_int8": dynamic}
-    for scheme, names in lacking.items():
+    for scheme, names in {"fp32": [], "int8": [], "fp16": half, "dynamic_int8": dynamic}.items():
         micro, c = boards.fits(artifacts[scheme], "esp32")
         assert (micro.lacking, micro.holds, c.holds) == (names, not names, scheme == "int8")
     graph = Graph(LANDER.read_bytes())

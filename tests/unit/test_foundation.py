@@ -201,5 +201,4 @@ print(threads(), os.environ["CUDA_VISIBLE_DEVICES"], tf.config.list_physical_dev
 import quarl_tf.export.convert, quarl_tf.training.loop
 print("tensorflow_model_optimization" in sys.modules)
 """
-    output = python("-c", code, cwd=PACKAGE.parent).stdout
-    assert output.splitlines()[-2:] == ["1 -1 []", "False"]
+    assert python("-c", code, cwd=PACKAGE.parent).stdout.splitlines()[-2:] == ["1 -1 []", "False"]

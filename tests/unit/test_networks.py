@@ -120,8 +120,7 @@ def test_snapshot_is_the_network_as_it_stood_at_the_last_refresh(kind: str) -> N
 def test_dueling_values_are_those_of_the_two_streams_by_hand() -> None:
     network, x = build_policy(SPEC, DUELING, seed=0), observations_of(SPEC, 2000)
     values, choosing = random_weights(network, 3), acting(network)
-    scaled = network.get_layer("normalizer")(x).numpy()
-    shared = np.maximum(dense(scaled, values, "hidden_0"), 0)
+    shared = np.maximum(dense(network.get_layer("normalizer")(x).numpy(), values, "hidden_0"), 0)
     advantage = dense(np.maximum(dense(shared, values, "hidden_1"), 0), values, "head")
     value = dense(np.maximum(dense(shared, values, "value_hidden"), 0), values, "value")
     assert (advantage.shape, value.shape) == ((2000, 3), (2000, 1))

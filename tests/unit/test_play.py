@@ -332,7 +332,6 @@ def test_the_commands(tmp_path: Path, capsys: Capsys, monkeypatch: Patch) -> Non
         words = [*arguments, *root, "--out", str(new / out)]
         assert message in refusal(capsys, "record", *words, code=code)
     monkeypatch.setitem(sys.modules, "pygame", None)
-    words = [artifact, *root, "--out", str(new / "film.gif")]
-    assert "pip install" in refusal(capsys, "record", *words)
+    assert "pip install" in refusal(capsys, "record", artifact, *root, "--out", str(new / "a.gif"))
     assert "[video]" in refusal(capsys, "watch", artifact, code=1)
     assert not new.exists()

@@ -51,8 +51,7 @@ def curves(count: int, delay: int | None = None) -> list[Curve]:
 def groups(widths: int = 2, seeds: int = 3, suffix: str = "") -> dict[str, list[Curve]]:
     """Return full precision, one group that lacks a training, and some that quantise."""
     fp32 = {f"fp32{suffix}": curves(seeds), f"fp32 (layer_norm=True){suffix}": []}
-    bits = range(8, 8 - widths, -1)
-    return fp32 | {f"{b} bits{suffix}": curves(seeds, 25_000) for b in bits}
+    return fp32 | {f"{b} bits{suffix}": curves(seeds, 25_000) for b in range(8, 8 - widths, -1)}
 
 
 def cell(points: dict[str, Point], distinction: str = "", env_id: str = RUN.env_id) -> CellResults:

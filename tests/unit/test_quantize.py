@@ -88,8 +88,7 @@ def test_what_was_made_of_the_same_network_is_kept(copy_artifact: Copy) -> None:
     path, scheme = copy_artifact("fp32"), Scheme.parse("int8")
     copied = quantize(path, scheme)
     made = copied.read_bytes()
-    exported = quantize(path, Scheme.parse("int8_tensor")).read_bytes()
-    copied.write_bytes(exported)
+    copied.write_bytes(quantize(path, Scheme.parse("int8_tensor")).read_bytes())
     sidecar = Sidecar.load(sidecar_path(copied))
     for calibration in ("ab" * 32, None):  # What a training was exported to, and a former copy.
         facts = {"sha256": sha256(copied), "calibration_sha256": calibration}
@@ -457,8 +456,7 @@ def test_one_loud_image_widens_no_range_but_one_loud_vector_does() -> None:
         shape = inputs.shape[1:]
         content = converted(of_function(lambda x: of_bytes(x, drawn(16, 3)), shape, "uint8"))
         graph = Graph(quantized(content, Scheme.parse("int8"), inputs))
-        output = graph.layers()["hidden_0"].outputs[0]
-        steps.append(graph.tensors[output].quantization.scale[0])
+        steps.append(graph.tensors[graph.layers()["hidden_0"].outputs[0]].quantization.scale[0])
     assert steps[0] < 0.8 * steps[1]
 
 
@@ -542,8 +540,7 @@ def on_a_small_image(x: Any, dilations: int = 1) -> Any:
 
 def grouped(x: Any, convolve: Any = tf.nn.depthwise_conv2d, channels: int = 2) -> Any:
     image, kernel = tf.reshape(x, (1, 3, 1, 2)), drawn(2, 2, channels, 4 // channels)
-    features = convolve(image, kernel, (1, 1, 1, 1), "SAME")
-    return head(tf.reshape(features, (1, 12)))
+    return head(tf.reshape(convolve(image, kernel, (1, 1, 1, 1), "SAME"), (1, 12)))
 
 
 def products_of_a_batch(x: Any) -> Any:
@@ -609,8 +606,7 @@ def test_numbers_between_layers_are_not_clipped_as_observations_are(describe: De
     inputs = FEATURES + mean
 
     def network(x: Any) -> Any:
-        clipped = tf.clip_by_value(x, mean - 1, mean + 1)
-        return head(tf.nn.relu(hidden(clipped)) - ENDS)
+        return head(tf.nn.relu(hidden(tf.clip_by_value(x, mean - 1, mean + 1))) - ENDS)
 
     content = converted(of_function(network, (6,), "float32"))
     int8 = quantized(content, Scheme.parse("int8_tensor"), inputs)

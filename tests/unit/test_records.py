@@ -49,8 +49,7 @@ def test_no_sidecar_describes_another_flatbuffer(tmp_path: Path, monkeypatch: Pa
         return write(file, content)
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    other = replace(SIDECAR, scheme="int8")
-    assert "No space left" in refused(write_artifact, path, b"new", other)
+    assert "No space left" in refused(write_artifact, path, b"new", replace(SIDECAR, scheme="int8"))
     assert (path.read_bytes(), Sidecar.load(sidecar_path(path))) == (b"old", SIDECAR)
     assert len(list(tmp_path.iterdir())) == 3
 

@@ -67,8 +67,7 @@ class Witness:
         """Check the samples of each replay; return the numbers of their first ticks."""
         samples = [r.sample((draws,), np.random.default_rng(seed)) for r in self.replays]
         for sampled in samples:
-            numbers = sampled.action.tolist()
-            by_hand = map(np.stack, zip(*map(self.expected, numbers), strict=True))
+            by_hand = map(np.stack, zip(*map(self.expected, sampled.action.tolist()), strict=True))
             fields = sampled.observation, sampled.reward, sampled.discount, sampled.next_observation
             for field, expected in zip(fields, by_hand, strict=True):
                 np.testing.assert_allclose(field, expected, rtol=1e-5, atol=1e-5)
@@ -126,8 +125,7 @@ def test_what_is_sampled_is_what_happened(
         for tick in itertools.islice(played, count):
             witness.add(*tick)
         # The oldest stacks of a full ring have overwritten frames.
-        lost = reach if len(witness.ticks) > rows else 0
-        expected = witness.begun(rows - lost)
+        expected = witness.begun(rows - (reach if len(witness.ticks) > rows else 0))
         assert len(original) == min(rows, len(witness.ticks)) * num_envs
         if expected:  # Each of at most 75 is missed once in 10**13 draws of this size.
             assert witness.check(30 * len(expected), seed) == expected

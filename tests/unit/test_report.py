@@ -68,8 +68,7 @@ def add_run(
     workspace: Workspace, run: Run = RUN, schemes: Sequence[str] = (), episodes: int = EPISODES
 ) -> Run:
     """Write a finished run: flatbuffers, sidecars, evaluations, the random baseline, a curve."""
-    usual = SCHEMES if run.quantization is None else run.default_schemes
-    for scheme in schemes or usual:
+    for scheme in schemes or (SCHEMES if run.quantization is None else run.default_schemes):
         artifact = workspace.artifact(run.run_id, scheme)
         write_bytes(artifact, f"{scheme} {run.seed}".encode())
         replace(
@@ -126,10 +125,9 @@ def write(workspace: Workspace, *runs: Run, **options: Any) -> Path:
 def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Report on one run, figures included; return the folder."""
     workspace = Workspace(tmp_path_factory.mktemp("single"))
-    run = add_run(workspace)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flatbuffer, "weights", layers)
-        return write(workspace, run)
+        return write(workspace, add_run(workspace))
 
 
 @pytest.fixture(scope="module")
@@ -138,8 +136,7 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
     workspace = Workspace(tmp_path_factory.mktemp("several"))
     runs = [add_run(workspace, run) for run in SEEDS]
     for run in runs:
-        fp16 = workspace.artifact(run.run_id, "fp16")
-        change(evaluation_path(fp16), processor="Gamma")
+        change(evaluation_path(workspace.artifact(run.run_id, "fp16")), processor="Gamma")
     evaluate(workspace, runs[2], "int8", [500.0] * (EPISODES - 1) + [440.0])
     int8, ptq_w4 = (workspace.artifact(runs[1].run_id, name) for name in ("int8", "ptq_w4"))
     change(evaluation_path(int8), latency_us={"median": 9.5, "p95": 6.0})
@@ -181,8 +178,7 @@ def test_the_page_loads_nothing_and_both_pages_show_every_result(single: Path) -
     assert len(loads) == 4
     assert all(load.startswith("data:image/png;base64,") for load in loads)
     assert not re.search(r"https?://|<script|@import|url\(", content)
-    figures = re.findall(r"!\[[^]]+\]\(figures/(\w+\.png)\)", pages[0])
-    assert figures == ["return_against_bits.png"]
+    assert re.findall(r"!\[[^]]+\]\(figures/(\w+\.png)\)", pages[0]) == ["return_against_bits.png"]
     assert len([*(single / "figures").iterdir()]) == len(loads)
     values = {COMMAND, "2.21.0", "0123456789ab", "Alpha with avx2", "Beta with asimd"}
     for row in results_of(single)["pooled"]:
@@ -498,8 +494,7 @@ def test_a_quantisation_aware_run_is_compared_with_its_reference(workspace: Work
         add_run(workspace, run.plain)
         add_run(workspace, run)
         path = sidecar_path(workspace.artifact(run.run_id, "qat_w4a4"))
-        preset = SIDECAR.preset | {"learning_rate": 0.5}
-        change(path, preset=preset, network_sha256="cd" * 32)
+        change(path, preset=SIDECAR.preset | {"learning_rate": 0.5}, network_sha256="cd" * 32)
         evaluate(workspace, run, "qat_w4a4", [450.0] * EPISODES)
     folder = write(workspace, *aware)
     assert folder.name == "dqn-CartPole-v1-q4d25000"

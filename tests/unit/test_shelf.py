@@ -131,8 +131,7 @@ def test_what_is_not_there_names_the_closest_or_the_command_that_makes_it(models
     (folder / "int8.tflite").unlink()
     assert re.search("quarl run .*--seed 1 --schemes int8", refused(take, NAME, models))
     (folder / "fp32.tflite").touch()
-    sidecar = Sidecar.load(folder / "int8.json")
     for check, option in (({}, ""), ({"recorded_sha256": "ab"}, " --observations FILE")):
-        replace(sidecar, check=check).save(folder / "int8.json")
+        replace(Sidecar.load(folder / "int8.json"), check=check).save(folder / "int8.json")
         command = f"quarl quantize {folder / 'fp32.tflite'} --scheme int8{option}"
         assert [entry.command() for entry in shelf(models)] == [command]

@@ -101,10 +101,9 @@ def test_actions_become_the_environment_s_in_single_and_vector(
     envs: Any = make_vector(env_id, 2)
     assert env.action_space == envs.single_action_space
     for action, expected in pairs:
-        env.reset(seed=0)
-        envs.reset(seed=0)
-        env.step(np.array(action))
-        envs.step(np.array([action] * 2))
+        for player, given in ((env, action), (envs, [action] * 2)):
+            player.reset(seed=0)
+            player.step(np.array(given))
         for single in (env.unwrapped, *envs.unwrapped.envs):
             received = single.unwrapped.received
             np.testing.assert_array_equal(received, np.array(expected, space.dtype))

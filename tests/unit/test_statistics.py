@@ -385,8 +385,7 @@ def test_losses_are_corrected_for_the_number_of_cells() -> None:
     assert holm({"a": 0.04, "b": 0.001, "c": 0.03}, 0.05) == ["b"]
     repeated = Paired(np.full(50, 18.0), np.full(50, 20.0), 0.0, 1.0)  # It is one observation.
     assert aggregate("x", {"a": [repeated], "b": [cell(0.0)]}).losses == []
-    certain = cell(np.linspace(-11, -9, 50))
-    assert aggregate("x", {"a": [certain], "b": [cell(0.0)]}).losses == ["a"]
+    assert aggregate("x", {"a": [cell(np.linspace(-11, -9, 50))], "b": [cell(0.0)]}).losses == ["a"]
     # Where episodes of each training agree, many trainings that lose are certain, too.
     losing, gaining = [cell(-9.0)] * 6, [cell(9.0)] * 6
     assert aggregate("x", {"a": losing, "b": gaining}).losses == ["a"]
