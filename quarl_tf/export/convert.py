@@ -4,6 +4,7 @@ A flatbuffer has one signature, observation to head, for one observation at a ti
 normaliser inside. Schemes after training are made of the fp32 flatbuffer (`export.ptq`).
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -25,7 +26,7 @@ from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import REFERENCE, Run, Scheme
 from quarl_tf.store.records import Sidecar, TrainingRecord
 from quarl_tf.store.workspace import Workspace, write_artifact
-from quarl_tf.training.exported import column_sums, kernel_scales_bytes
+from quarl_tf.training import exported
 
 #: Largest difference between flatbuffer and network, relative to the largest head value (at least
 #: 1): float32 sums in another order. Sums over the 28224 bytes of four frames differ by 2e-5 on
@@ -128,37 +129,33 @@ def _convert_float(training: TrainedNetwork, scheme: Scheme) -> tuple[bytes, ker
         network = networks.acting(network)
     content = training.convert(networks.unscaled(network), scheme)
     if scheme.name == "fp16":
-        network = training.network(_half_weights(training, content))
+        reference = training.convert(networks.unscaled(network), Scheme.parse(REFERENCE))
+        network = training.network(_half_weights(training, reference))
     return content, network
 
 
 def _half_weights(training: TrainedNetwork, content: bytes) -> Weights:
-    """Return weights as an fp16 flatbuffer has them: its first layer may scale bytes.
+    """Return weights as the fp16 flatbuffer has them, whose first layer may scale bytes.
 
-    A QuarlError where one would overflow.
+    `content` is the fp32 flatbuffer. A QuarlError where a weight would overflow.
     """
-    weights, preset = training.weights, training.preset
-    first = next(name for name in weights if name.endswith("/kernel:0")).removesuffix("/kernel:0")
-    first_kernel, first_bias = f"{first}/kernel:0", f"{first}/bias:0"
-    zero, unit = 0, 1.0
-    if kernel_scales_bytes(flatbuffer.parsed(content)[0]):
-        zero, unit = preset.byte_zero, preset.byte_unit
-    kernel = weights[first_kernel] / np.float32(unit)
-    bias = weights[first_bias] - zero * column_sums(kernel)
-    stored = {}
-    for name, values in {**weights, first_kernel: kernel, first_bias: bias}.items():
-        with np.errstate(over="ignore"):  # Reported below.
-            halves = values.astype(np.float16)
-        if np.isinf(halves).any():
+    stored = {name: _halves(values) for name, values in training.weights.items()}
+    for name, values in stored.items():
+        if np.isinf(values).any():
             raise QuarlError(
                 "fp16 holds numbers up to 65504, and weights or a normaliser of this network are "
                 "larger; name the schemes without it (--schemes fp32,int8). Received: "
-                f"{name} up to {np.abs(values).max()}"
+                f"{name} up to {np.abs(training.weights[name]).max()}"
             )
-        stored[name] = halves.astype(np.float32)
-    stored[first_bias] += zero * column_sums(stored[first_kernel])
-    stored[first_kernel] *= np.float32(unit)
+    if exported.first_layer_scales_bytes(flatbuffer.parsed(content)[0]):
+        scaled = exported.variables(content, training.preset, rounded=_halves)
+        stored |= dict(itertools.islice(scaled.items(), 2))  # Its kernel and its bias.
     return stored
+
+
+def _halves(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    with np.errstate(over="ignore"):
+        return values.astype(np.float16).astype(np.float32)
 
 
 def _convert_aware(training: TrainedNetwork, scheme: Scheme) -> tuple[bytes, keras.Model]:

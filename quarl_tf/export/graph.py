@@ -15,6 +15,8 @@ from quarl_tf.runtime.flatbuffer import IDENTIFIER
 FLOAT16, FLOAT32 = schema.TensorType.FLOAT16, schema.TensorType.FLOAT32
 INT4, UINT8 = schema.TensorType.INT4, schema.TensorType.UINT8
 
+VALID = schema.Padding.VALID
+
 #: Fused activations; the last one clips to [-1, 1].
 NONE, RELU = schema.ActivationFunctionType.NONE, schema.ActivationFunctionType.RELU
 BETWEEN_ONES = schema.ActivationFunctionType.RELU_N1_TO_1

@@ -26,7 +26,7 @@ def pack(
 ) -> bytes:
     """Return a float flatbuffer with its kernels as integers on the grids of its training.
 
-    The grids are symmetric, in the order of `integer.trained`, with its `byte_unit`. A QuarlError
+    The grids are symmetric, in the order of `integer.trained`; `byte_unit` as there. A QuarlError
     where a kernel is on none.
     """
     graph = Graph(content)

@@ -12,7 +12,15 @@ from typing import Any
 import numpy as np
 
 from quarl_tf.export.activations import ranges
-from quarl_tf.export.graph import BETWEEN_ONES, NONE, UINT8, UNIT_STEP, Graph, fused_activation
+from quarl_tf.export.graph import (
+    BETWEEN_ONES,
+    NONE,
+    UINT8,
+    UNIT_STEP,
+    VALID,
+    Graph,
+    fused_activation,
+)
 from quarl_tf.export.rounding import round_kernel
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.quantization.grid import BYTE, Array, Grid, grid_between, own_grid
@@ -68,19 +76,39 @@ def trained(
 
 
 def _fold_byte_scaling(graph: Graph) -> None:
-    """Move the factor that scales bytes into the first kernel, so that bytes are its input."""
+    """Move the scaling of bytes into the first layer, so that bytes are its input."""
     for layer in graph.layers().values():
         path, kernel = graph.path(layer.inputs[0], ["RESHAPE"]), graph.constant(layer.inputs[1])
-        scaling = graph.producer(path[-1])
-        if graph.origin(path[-1]) != "MUL" or fused_activation(scaling) != NONE:
+        if kernel is None or any(graph.readers(index) > 1 for index in path):
             continue
-        numbers, factor = scaling.inputs[0], graph.constant(scaling.inputs[1])
-        if graph.origin(numbers) != "CAST" or factor is None or factor.size > 1:
+        numbers, factor = _operand(graph, path[-1], "MUL")
+        source, zero = _operand(graph, numbers, "SUB")
+        if graph.origin(source) != "CAST" or factor is None:
             continue
-        if kernel is not None and all(graph.readers(index) == 1 for index in path):
-            reader = next(op for op in graph.operators if path[-1] in op.inputs)
-            reader.inputs[0] = numbers
-            graph.set_constant(layer.inputs[1], kernel * factor)
+        reader = next(op for op in graph.operators if path[-1] in op.inputs)
+        if zero is not None and not _shift_bias(graph, layer, -zero * factor):
+            continue
+        reader.inputs[0] = source
+        graph.set_constant(layer.inputs[1], kernel * factor)
+
+
+def _operand(graph: Graph, index: int, kind: str) -> tuple[int, Array | None]:
+    """Return the input and the number of a plain operator by one number; else itself and None."""
+    operator = graph.producer(index)
+    if graph.origin(index) != kind or fused_activation(operator) != NONE:
+        return index, None
+    number = graph.constant(operator.inputs[1])
+    return (index, None) if number is None or number.size > 1 else (operator.inputs[0], number)
+
+
+def _shift_bias(graph: Graph, layer: Any, shift: Array) -> bool:
+    """Add to a bias what a layer computes of a constant input; tell whether it can be done."""
+    kernel, bias = graph.kernel_and_bias(layer)
+    is_padded = getattr(layer.builtinOptions, "padding", VALID) != VALID
+    if kernel is None or bias is None or is_padded:
+        return False
+    graph.set_constant(layer.inputs[2], bias + shift * kernel.reshape(len(kernel), -1).sum(axis=1))
+    return True
 
 
 class _Writer:

@@ -40,8 +40,8 @@ class Design:
     layer_norm: bool = False  #: Of hidden fully-connected layers, before their activation.
     #: Of hidden layers: "float32" or "bfloat16"; weights and head are float32.
     precision: str = "float32"
-    byte_zero: int = 0  #: Byte that is 0 behind the scaling of bytes,
-    byte_unit: float = 255.0  #: and how many of them are 1.
+    byte_zero: int = 0  #: Observations of bytes x become (x - byte_zero) / byte_unit.
+    byte_unit: float = 255.0
     #: Separate last hidden layers for the state's value and the actions' advantages (Wang et al.,
     #: arXiv 1511.06581); the head is then the advantages.
     dueling: bool = False
@@ -113,7 +113,7 @@ class _Layers:
         elif (design.byte_zero, design.byte_unit) != (0, 255.0):
             raise UsageError(
                 "byte_zero and byte_unit scale observations of bytes; leave them out. "
-                f"Received: dtype={observation.dtype.name}"
+                f"Received: byte_zero={design.byte_zero}, byte_unit={design.byte_unit:g}"
             )
         else:
             hidden = ObservationNormalizer(name="normalizer")(observation)

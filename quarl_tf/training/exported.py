@@ -1,7 +1,7 @@
 """Read the network of an exported float flatbuffer, as of a training that is not here."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,29 +12,32 @@ from quarl_tf.runtime.flatbuffer import WEIGHTED, Graph, decode, dequantized, pa
 
 
 def variables(
-    source: Path | bytes, preset: Preset, action_std: Sequence[float] | None = None
+    source: Path | bytes,
+    preset: Preset,
+    action_std: Sequence[float] | None = None,
+    rounded: Callable[[NDArray[np.float32]], NDArray[np.float32]] = np.asarray,
 ) -> dict[str, NDArray[np.float32]]:
     """Return the variables of the network of an exported fp32 or fp16 flatbuffer, by their names.
 
-    The preset's scaling of bytes is taken out of the first layer. The deviation of a normal
-    distribution comes from the sidecar. Variables that acting does not need are missing, and those
-    of layer normalisation.
+    Constants are `rounded`, then the scaling of bytes is taken out of the first layer. The
+    deviation of a normal distribution comes from the sidecar. Variables that acting does not need
+    are missing, and those of layer normalisation.
     """
     arrays: dict[str, NDArray[np.float32]] = {}
     if action_std is not None:
         arrays["action/log_deviation:0"] = np.log(np.array(action_std, np.float32))
     graph = parsed(source)[0]
-    scales_bytes, origins = kernel_scales_bytes(graph), dequantized(graph)
+    scales_bytes, origins = first_layer_scales_bytes(graph), dequantized(graph)
     for op in graph.operators:
         constants = [graph.tensors[origins.get(i, i)] for i in op.inputs[1:]]
-        values = [decode(t, t.data) for t in constants if t.data is not None and t.shape]
+        values = [rounded(decode(t, t.data)) for t in constants if t.data is not None and t.shape]
         layer = re.search(r"policy/(\w+)/", constants[0].name) if constants else None
         if layer is None:
             continue
         if op.name in WEIGHTED:
             kernel, bias = np.moveaxis(values[0], 0, -1), values[1]
             if scales_bytes:
-                bias = bias + preset.byte_zero * column_sums(kernel)
+                bias = bias + preset.byte_zero * kernel.reshape(-1, len(bias)).sum(axis=0)
                 kernel, scales_bytes = kernel * np.float32(preset.byte_unit), False
             arrays |= {f"{layer[1]}/kernel:0": kernel, f"{layer[1]}/bias:0": bias}
         elif layer[1] == "normalizer" and op.name in ("SUB", "MUL"):
@@ -43,14 +46,8 @@ def variables(
     return arrays
 
 
-def kernel_scales_bytes(graph: Graph) -> bool:
+def first_layer_scales_bytes(graph: Graph) -> bool:
     """Return whether bytes are scaled within the first layer, and not by an operator."""
     casts = {i for op in graph.operators if op.name == "CAST" for i in op.outputs}
     scaled = {i for op in graph.operators if op.name in ("SUB", "MUL") for i in op.inputs}
     return bool(casts - scaled)
-
-
-def column_sums(kernel: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the sum of the weights of each output, the last axis."""
-    sums: NDArray[np.float32] = kernel.sum(axis=tuple(range(kernel.ndim - 1)))
-    return sums

@@ -201,7 +201,8 @@ class _Training:
             )
         path, record = state.origin_network(workspace, run_id, origin)
         if isinstance(record, Sidecar):
-            weights = exported.variables(path, self._preset, record.action_std)
+            preset = presets.restore(self._run.algo, record.preset)
+            weights = exported.variables(path, preset, record.action_std)
             count = record.preset["steps"]
         else:
             weights, count = networks.load_weights(path), record.best_step

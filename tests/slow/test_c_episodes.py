@@ -21,6 +21,6 @@ def test_policies_of_images_in_500_states(tmp_path: Path) -> None:
 
 def test_heads_of_grey_squares(tmp_path: Path) -> None:
     """Squares excite the first layer; noise alone does so like no environment."""
-    name = "ppo/s0-cc080679-q8d1000000-0d58268f/qat_int8.tflite"
+    name = "ppo/s0-3a874d41-q8d1000000-0d58268f/qat_int8.tflite"
     squares = np.random.default_rng(1).integers(0, 256, (100, 12, 12, 4), np.uint8)
     compiled.check(copied(PONG / name, tmp_path), squares.repeat(7, axis=1).repeat(7, axis=2))

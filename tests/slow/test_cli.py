@@ -321,7 +321,7 @@ def test_published_results_are_kept(finished: Workspace, tmp_path: Path, capsys:
         (f"run {DQN} --bits 4 -p layer_norm=true", "(LayerNormalization)"),
         (f"train {DQN} --bits 4 -p layer_norm=true", "layer='hidden_0_norm'"),
         (f"run {DQN} -p network=nature", "network"),
-        (f"run {DQN} -p byte_zero=87", "byte_zero"),
+        (f"run {DQN} -p byte_zero=87", "scale observations of bytes"),
         (f"run {DQN} --schemes ptq_w4-hiden_0=8", "did you mean hidden_0"),
         (f"run {DQN} --sample", "Policies of dqn are no distribution to sample actions from"),
         (f"run {PPO} --sticky 0.25", "leave out --sticky. Received: environment='CartPole-v1'"),

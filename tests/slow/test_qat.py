@@ -204,14 +204,14 @@ def test_a_learned_step_stretches_the_range_and_keeps_0() -> None:
 VECTORS = EnvSpec((6,), "float32", 3)
 CONTROL = EnvSpec((6,), "float32", None, (-2.0, -1.0), (2.0, 3.0))
 IMAGES = EnvSpec((12, 12, 2), "uint8", 3)
-SMALL = Architecture((16, 16))
+SMALL, SCALED = Architecture((16, 16)), {"byte_zero": 87, "byte_unit": 60.0}
 SMALL_OF_IMAGES = Architecture((16,), (Convolution(4, 4, 2), Convolution(8, 3, 1)))
 FACTORIES: dict[str, Callable[[], keras.Model]] = {
     "relu": partial(build_policy, VECTORS, Design(SMALL, 3), 0),
     "tanh": partial(build_policy, VECTORS, Design(SMALL, 3, "tanh", 0.01), 0),
     "dueling": partial(build_policy, VECTORS, Design(SMALL, 3, dueling=True), 0),
     "deterministic": partial(build_actor, CONTROL, Design(SMALL, 2), 0),
-    "images": partial(build_policy, IMAGES, Design(SMALL_OF_IMAGES, 3), 0),
+    "images": partial(build_policy, IMAGES, Design(SMALL_OF_IMAGES, 3, **SCALED), 0),
 }
 
 

@@ -19,15 +19,18 @@ from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import Workspace, sidecar_path
 
 POLE, CARS, FRAMES = "CartPole-v1", "MountainCarContinuous-v0", "Frames-v0"
+SCALED = {"byte_zero": 87, "byte_unit": 60.0}
 KINDS: Mapping[str, Run] = {
     "values": Run("dqn", POLE, 0, {"network": [32, 32]}),
     "dueling": Run("dqn", POLE, 1, {"network": [32, 32], "dueling": True}),
     "logits": Run("ppo", POLE, 0, {"network": [32, 32]}),
     "action": Run("ddpg", CARS, 0, {"network": [32, 32]}),
     "steering": Run("ppo", "Steering-v0", 0, {"network": [32, 32]}),
-    "images": Run("dqn", FRAMES, 0, {"network": "li", "byte_zero": 87, "byte_unit": 64.0}),
+    "images": Run("dqn", FRAMES, 0, {"network": "li"}),
+    "scaled images": Run("dqn", FRAMES, 1, {"network": "li", **SCALED}),
+    "dense images": Run("dqn", FRAMES, 2, {"network": [16, 16], **SCALED}),
 }
-HEADS = {"values": "q_values", "dueling": "advantages", "steering": "action", "images": "q_values"}
+HEADS = {"dueling": "advantages", "logits": "logits", "action": "action", "steering": "action"}
 
 
 class Bench:
@@ -101,7 +104,7 @@ def test_simulated_flatbuffers_are_the_network_at_every_width(
     scheme = f"qat_w{bits}a{bits}"
     path = bench.compared(kind, scheme, bits, **options)
     sidecar, paper = Sidecar.load(sidecar_path(path)), "rule" in options
-    assert (sidecar.scheme, sidecar.head) == (scheme, HEADS.get(kind, kind))
+    assert (sidecar.scheme, sidecar.head) == (scheme, HEADS.get(kind, "q_values"))
     assert sidecar.check["mean_steps_apart"] <= 0.02
     per_channel = Run.from_dict(sidecar.run).quantization.recipe.default.weights.per_channel
     for kernel in flatbuffer.weights(path).values():
@@ -135,7 +138,7 @@ def test_int8_flatbuffers_are_the_network_at_eight_bits(
         single = graph.name(layer) == "FULLY_CONNECTED" and "per_channel" in options
         assert len(kernel.quantization.scale) == (1 if single else kernel.shape[0])
     (source,) = audit.inputs
-    if kind == "images":
+    if "images" in kind:
         assert (source.dtype, *source.scales, *source.zero_points) == ("uint8", 1.0, 0)
         *inside, last = audit.operators
         assert last == "DEQUANTIZE float32"
@@ -196,7 +199,7 @@ def test_weights_between_two_codes_are_exported(bench: Bench) -> None:
         ("values", 4, {"edge_bits": 4}),
         ("values", 4, {"learned_steps": True}),
         ("action", 4, {}),
-        ("images", 4, {}),
+        ("scaled images", 4, {}),
         ("logits", 3, {"per_channel": False}),
         ("values", 4, {"per_channel": True}),
     ],
@@ -209,7 +212,7 @@ def test_int4_computes_what_the_simulated_flatbuffer_does(
     heads, expected = bench.heads(run, "qat_int4"), bench.heads(run, simulated)
     # A code may become its neighbour where multiples of a step are not exact in float32, as of
     # learned ones, and where convolutions of other kernels add a sum in another order.
-    unequal = 0.005 if options.get("learned_steps") or kind == "images" else 0.0
+    unequal = 0.005 if options.get("learned_steps") or "images" in kind else 0.0
     assert (heads != expected).mean() <= unequal
     np.testing.assert_allclose(heads, expected, atol=1.01 * qat.head_step(network))
     path = bench.workspace.artifact(run.run_id, "qat_int4")

@@ -29,7 +29,7 @@ from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import sidecar_path
 
 CARTPOLE = MODELS / "CartPole-v1/dqn/s0/int8.tflite"
-PONG = MODELS / "PongNoFrameskip-v4/ppo/s0-cc080679/int8.tflite"
+PONG = MODELS / "PongNoFrameskip-v4/ppo/s0-3a874d41/int8.tflite"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import samples
 from ai_edge_litert.interpreter import Interpreter
 from samples import Artifacts, Patch, built, heads, refused, snapshot, write_network
 
-from quarl_tf import networks, pipeline
+from quarl_tf import networks, pipeline, presets
 from quarl_tf.environments import env_spec
 from quarl_tf.export import convert
 from quarl_tf.export.graph import Graph
@@ -24,6 +24,7 @@ from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import Run, Scheme
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import Workspace, sidecar_path
+from quarl_tf.training.exported import variables
 
 ALL = ["fp32", "fp16", "dynamic_int8", "int8", "ptq_w4", "ptq_paper_w4", "ptq_w2-head=8-hidden_0=4"]
 
@@ -34,11 +35,12 @@ def make(workspace: Workspace, run: Run, *schemes: str) -> list[Path]:
 
 POLE, FRAMES, CARS = "CartPole-v1", "Frames-v0", "MountainCarContinuous-v0"
 SMALL, IMAGES = {"network": [32, 32]}, {"network": "li"}
-SCALED = {"byte_zero": 87, "byte_unit": 64.0}
+SCALED = {"byte_zero": 87, "byte_unit": 60.0}
 KINDS = {
     "values": Run("dqn", POLE, 4, SMALL),
     "images": Run("dqn", FRAMES, 0, IMAGES),
     "scaled images": Run("dqn", FRAMES, 2, {**IMAGES, **SCALED}),
+    "dense images": Run("dqn", FRAMES, 5, {"network": [16, 16], **SCALED}),
     "dueling images": Run("dqn", FRAMES, 1, {**IMAGES, "dueling": True}),
     "images, layer norm": Run("dqn", FRAMES, 3, {**IMAGES, "layer_norm": True}),
     "dueling": Run("dqn", POLE, 0, {**SMALL, "dueling": True}),
@@ -144,7 +146,10 @@ def test_sidecars_describe_the_file(exported: Artifacts, name: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "scheme"),
     [
-        *((kind, "fp32") for kind in ("images", "bytes", "continuous", "dueling", "steering")),
+        *(
+            (kind, "fp32")
+            for kind in ("images", "scaled images", "continuous", "dueling", "steering")
+        ),
         *product(("values", "squashed steering", "layer norm"), ("fp32", "fp16")),
     ],
 )
@@ -177,8 +182,13 @@ def test_a_flatbuffer_does_not_depend_on_networks_built_before(bench: Bench) -> 
 def test_fp16_of_bytes_is_nearly_the_network(bench: Bench, kind: str) -> None:
     path, expected, actual = bench.compared(kind, "fp16")
     np.testing.assert_allclose(actual, expected, atol=2e-3 * np.abs(expected).max())
-    parameters = bench.network(kind)[0].count_params()
-    assert flatbuffer.audit(path).weight_dtypes["float16"] > 0.99 * parameters
+    network, audit = bench.network(kind)[0], flatbuffer.audit(path)
+    assert audit.weight_dtypes["float16"] > 0.99 * network.count_params()
+    assert not any("MUL" in operator or "SUB" in operator for operator in audit.operators)
+    preset = presets.restore("dqn", Sidecar.load(sidecar_path(path)).preset)
+    weights = networks.weights(network)
+    for name, values in variables(path, preset).items():
+        np.testing.assert_allclose(values, weights[name], rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize("kind", ["values", "images"])

@@ -154,7 +154,10 @@ IMAGES = EnvSpec((20, 20, 2), "uint8", 3)
         (SPEC, Design(architecture((16, 16)), 3)),
         (SPEC, Design(architecture((16, 16)), 3, "tanh", 0.01, layer_norm=True)),
         (SPEC, Design(architecture((16, 16)), 3, dueling=True)),
-        (IMAGES, Design(Architecture((16,), (Convolution(4, 8, 4),)), 3)),
+        (
+            IMAGES,
+            Design(Architecture((16,), (Convolution(4, 8, 4),)), 3, byte_zero=87, byte_unit=60),
+        ),
     ],
 )
 def test_bfloat16_networks_have_a_twin_in_float32(spec: EnvSpec, design: Design) -> None:

@@ -265,6 +265,7 @@ def test_overrides_change_the_values_they_name_and_no_others() -> None:
         ("learning_rate_decay", ["true", 1, 0, None]),
         ("precision", [16, None, True, ["float32"], "bfloat"]),
         ("byte_zero", [-1, 256, 87.0, True, None]),
+        ("byte_unit", [0, -1.0, math.inf, "64"]),
     ],
 )
 def test_values_of_another_kind_are_refused(name: str, values: list[Any]) -> None:
