@@ -27,7 +27,8 @@ KINDS: Mapping[str, Run] = {
     "action": Run("ddpg", CARS, 0, {"network": [32, 32]}),
     "steering": Run("ppo", "Steering-v0", 0, {"network": [32, 32]}),
     "images": Run("dqn", FRAMES, 0, {"network": "li"}),
-    "scaled images": Run("dqn", FRAMES, 1, {"network": "li", **SCALED}),
+    # With seed 1 a sum of the first layer lies 5e-6 steps from halfway between two codes.
+    "scaled images": Run("dqn", FRAMES, 3, {"network": "li", **SCALED}),
     "dense images": Run("dqn", FRAMES, 2, {"network": [16, 16], **SCALED}),
 }
 HEADS = {"dueling": "advantages", "logits": "logits", "action": "action", "steering": "action"}
