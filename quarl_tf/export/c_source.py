@@ -15,7 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from quarl_tf.export.graph import BETWEEN_ONES, NONE, RELU, UNIT_STEP, Graph, fused_activation
+from quarl_tf.export.graph import (
+    BETWEEN_ONES,
+    NONE,
+    RELU,
+    UNIT_STEP,
+    VALID,
+    Graph,
+    fused_activation,
+)
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import write_text
 from quarl_tf.quantization.grid import Array
@@ -31,7 +39,6 @@ _TYPES = {"float32": "float"} | {t: f"{t}_t" for t in ("int8", "uint8", "int32",
 _ONE, _FARTHEST = 65536, 2**30 - 1
 _ENDS = 400  #: Steps from 0 beyond which both codes of a number are saturated.
 _LAYER_BYTES = 64  #: Of a `struct layer` on processors of 32 bits.
-_VALID = 1  #: Padding in the schema.
 
 #: Elementwise operators on floats; another operand is a constant.
 _ELEMENTWISE = {
@@ -461,7 +468,7 @@ def _window(options: Any, image: _Shape, kernel: _Shape, output: _Shape) -> _Sha
         return kernel[1], 1, kernel[1], kernel[1], 0, math.prod(image) // kernel[1], 1
     (images, _, width, channels), (_, height, columns, depth) = image, kernel
     dilations = options.dilationHFactor, options.dilationWFactor
-    if (options.padding, *dilations, depth, images) != (_VALID, 1, 1, channels, 1):
+    if (options.padding, *dilations, depth, images) != (VALID, 1, 1, channels, 1):
         raise _refusal("CONV_2D int8 with padding, dilation, groups or several images")
     row, right = width * channels, options.strideW * channels
     return row, height, columns * depth, options.strideH * row, right, *output[1:3]

@@ -85,9 +85,14 @@ def _fold_byte_scaling(graph: Graph) -> None:
         source, zero = _operand(graph, numbers, "SUB")
         if graph.origin(source) != "CAST" or factor is None:
             continue
+        if zero is not None:
+            bias = graph.kernel_and_bias(layer)[1]
+            # Zeros around an image are not the byte that becomes 0.
+            if bias is None or getattr(layer.builtinOptions, "padding", VALID) != VALID:
+                continue
+            sums = kernel.reshape(len(kernel), -1).sum(axis=1)
+            graph.set_constant(layer.inputs[2], bias - zero * factor * sums)
         reader = next(op for op in graph.operators if path[-1] in op.inputs)
-        if zero is not None and not _shift_bias(graph, layer, -zero * factor):
-            continue
         reader.inputs[0] = source
         graph.set_constant(layer.inputs[1], kernel * factor)
 
@@ -99,16 +104,6 @@ def _operand(graph: Graph, index: int, kind: str) -> tuple[int, Array | None]:
         return index, None
     number = graph.constant(operator.inputs[1])
     return (index, None) if number is None or number.size > 1 else (operator.inputs[0], number)
-
-
-def _shift_bias(graph: Graph, layer: Any, shift: Array) -> bool:
-    """Add to a bias what a layer computes of a constant input; tell whether it can be done."""
-    kernel, bias = graph.kernel_and_bias(layer)
-    is_padded = getattr(layer.builtinOptions, "padding", VALID) != VALID
-    if kernel is None or bias is None or is_padded:
-        return False
-    graph.set_constant(layer.inputs[2], bias + shift * kernel.reshape(len(kernel), -1).sum(axis=1))
-    return True
 
 
 class _Writer:
