@@ -254,7 +254,7 @@ class _Training:
         """Act for `train_frequency` steps, learn once, then evaluate, log and save if due."""
         schedule = self._schedule
         if schedule is not None and self.step >= schedule.delay and not self._quantized:
-            self._start_quantization(schedule.delay)
+            self._start_quantization()
         first_step = self.step
         for _ in range(self._preset.train_frequency // self._preset.num_envs):
             self.collector.tick()
@@ -278,9 +278,8 @@ class _Training:
         if self._due(first_step, self._preset.checkpoint_every) and self.step < self._preset.steps:
             self._checkpoint()
 
-    def _start_quantization(self, delay: int) -> None:
+    def _start_quantization(self) -> None:
         """Quantise from now on; the best network so far does not count, it is not quantised."""
-        self._qat.require_watched(self.agent.network, delay)
         self._quantize()
         self._freeze_ranges(self.agent.targets)
         self.best = _BestNetwork(networks.weights(self.agent.network))
