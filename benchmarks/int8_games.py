@@ -35,7 +35,7 @@ FILES = (
     "BreakoutNoFrameskip-v4/ppo/s0-aa368bfb/fp16.tflite",
     "SeaquestNoFrameskip-v4/dqn/s0-23afa1db/fp16.tflite",
     "BeamRiderNoFrameskip-v4/a2c/s0-bbfa8fa5/fp32.tflite",
-    "PongNoFrameskip-v4/dqn/s0-e062e97a/fp32.tflite",
+    "PongNoFrameskip-v4/dqn/s0-4b456516/fp32.tflite",
     "MsPacmanNoFrameskip-v4/ppo/s0-93fd9ade/fp16.tflite",
 )
 

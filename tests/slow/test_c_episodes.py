@@ -10,7 +10,7 @@ PONG = MODELS / "PongNoFrameskip-v4"
 
 
 def test_policies_of_images_in_500_states(tmp_path: Path) -> None:
-    artifact = copied(PONG / "dqn/s0-e062e97a/int8.tflite", tmp_path)
+    artifact = copied(PONG / "dqn/s0-4b456516/int8.tflite", tmp_path)
     observations = observed("PongNoFrameskip-v4", 4, 124)
     compiled.check(artifact, observations)
     compiled.run(artifact, observations[:100], compiled.SANITIZED)  # Fails if undefined.
