@@ -33,7 +33,7 @@ from quarl_tf.report.figures.style import scheme_colour
 from quarl_tf.report.page import limits, number_text, percent, size, templates
 from quarl_tf.report.results import finite
 from quarl_tf.runtime import flatbuffer
-from quarl_tf.spec import BASELINE, LayerFormat, Run, Scheme, TensorFormat
+from quarl_tf.spec import BASELINE, REFERENCE, LayerFormat, Run, Scheme, TensorFormat
 from quarl_tf.spec.recipe import QAT_BITS
 from quarl_tf.spec.scheme import LISTED_SCHEMES
 from quarl_tf.store.records import Evaluation, Sidecar
@@ -312,7 +312,7 @@ def _paired(plan: study.Study, run: Run, scheme: str, reference: str) -> Paired 
         first = replace(first, **lists)
     count = min(len(first.seeds), len(second.seeds))
     first, second = first.first(count), second.first(count)
-    random = baseline(workspace.artifact(run.run_id, BASELINE), run, first.seeds)
+    random = baseline(workspace.artifact(run.run_id, REFERENCE), run, first.seeds)
     if random is None or first.seeds != second.seeds:
         raise SystemExit(f"Evaluate {scheme}, {reference} and a random policy alike: {run.run_id}")
     return paired(first, second, random)

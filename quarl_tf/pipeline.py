@@ -189,10 +189,9 @@ def evaluate(
         )
         evaluation.save(path)
     # Last, so that errors of the policy come at once. It is saved beside fp32.
-    random_artifact = artifact.with_name(f"{BASELINE}.tflite")
-    if reference.parent == artifact.parent and baseline(random_artifact, run, seeds) is None:
+    if reference.parent == artifact.parent and baseline(reference, run, seeds) is None:
         random_evaluation = play.evaluate_random(sidecar.env_id, run.plain.run_id, seeds)
-        random_evaluation.save(evaluation_path(random_artifact))
+        random_evaluation.save(evaluation_path(artifact.with_name(f"{BASELINE}.tflite")))
     return evaluation.first(episodes)
 
 

@@ -24,7 +24,7 @@ from quarl_tf.foundation import provenance
 from quarl_tf.foundation.errors import GateError, QuarlError, UsageError
 from quarl_tf.foundation.files import sha256
 from quarl_tf.runtime.flatbuffer import FLOAT_TYPES, FlatbufferAudit
-from quarl_tf.spec import BASELINE, REFERENCE
+from quarl_tf.spec import REFERENCE
 from quarl_tf.store import state
 from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.workspace import Workspace, evaluation_path, has_sidecar, reference_path
@@ -219,7 +219,7 @@ def random_note(artifact: Path, args: Namespace) -> str:
     if _comparison(policy, args) is None:
         return ""
     evaluation = _evaluation(fp32, args)
-    random = state.baseline(fp32.with_name(f"{BASELINE}.tflite"), run, evaluation.seeds)
+    random = state.baseline(fp32, run, evaluation.seeds)
     if random is None or not compare.is_as_random(evaluation, random):
         return ""
     return (

@@ -265,7 +265,7 @@ def _compared(
         return [pair for pair in pairs if isinstance(pair, Missing)]
     skip = source.skip_episodes
     fp32 = pairs[0][1].first(count, skip=skip)
-    random = baseline(source.workspace.artifact(run.run_id, BASELINE), run, fp32.seeds)
+    random = baseline(source.workspace.artifact(run.run_id, REFERENCE), run, fp32.seeds)
 
     def result(sidecar: Sidecar, full: Evaluation) -> Result:
         evaluation = full.first(count, skip=skip)

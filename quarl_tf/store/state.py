@@ -106,10 +106,9 @@ def _evaluated(
     seeds = None if episodes is None else evaluation_seeds(run.seed, episodes)
     reference = reference_path(artifact, sidecar)
     flaw = evaluation_flaw(evaluation, sidecar, reference, seeds, chance)
-    if flaw is None and seeds and run.quantization is None:
-        random_artifact = workspace.artifact(run.run_id, BASELINE)
-        if baseline(random_artifact, run, seeds) is None:
-            flaw = "has no evaluation of the random policy beside it"
+    is_plain = run.quantization is None
+    if flaw is None and is_plain and seeds and baseline(reference, run, seeds) is None:
+        flaw = "has no evaluation of the random policy beside it"
     if flaw is not None:
         return Status(State.EXPORTED, flaw, sidecar)
     return Status(State.EVALUATED, sidecar=sidecar, evaluation=evaluation)
@@ -163,15 +162,15 @@ def _keeps_rules(evaluation: Evaluation, reference: Path, chance: Chance | None)
     return evaluation.protocol == rules
 
 
-def baseline(artifact: Path, run: Run, seeds: Sequence[int]) -> Evaluation | None:
-    """Return the random policy's evaluation on these seeds, stored as that of `artifact`."""
+def baseline(reference: Path, run: Run, seeds: Sequence[int]) -> Evaluation | None:
+    """Return the random policy's evaluation on these seeds, stored beside the fp32 `reference`."""
     try:
-        evaluation = Evaluation.load(evaluation_path(artifact))
+        evaluation = Evaluation.load(evaluation_path(reference.with_name(f"{BASELINE}.tflite")))
     except QuarlError:
         return None
     skip = evaluation.seeds.index(seeds[0]) if seeds[0] in evaluation.seeds else 0
     evaluation = evaluation.first(len(seeds), skip=skip)
-    fits = _keeps_rules(evaluation, artifact.with_name(f"{REFERENCE}.tflite"), None)
+    fits = _keeps_rules(evaluation, reference, None)
     fits = fits and (evaluation.run_id, evaluation.seeds) == (run.plain.run_id, list(seeds))
     return evaluation if fits else None
 

@@ -165,7 +165,7 @@ def test_saved_evaluations_are_reused(stochastic: Describe, monkeypatch: Patch) 
     # Code that has no version may have changed since.
     assert not may_be_continued(replace(longer, env_id="Steering-v0"), GREEDY)
     random = Evaluation.load(folder / "random.eval.json")
-    later: Any = baseline(folder / "random.tflite", RUN, seeds[2:])
+    later: Any = baseline(folder / "fp32.tflite", RUN, seeds[2:])
     assert (random.seeds, later.returns) == (seeds, random.returns[2:])
     protocols = [{"protocol": Protocol(0, "greedy")}, {"protocol": Protocol(1, "sampled")}]
     for changes in ({"artifact_sha256": "0" * 64}, *protocols):
