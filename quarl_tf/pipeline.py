@@ -112,7 +112,7 @@ def export(
     run = known_run(workspace, run_id)
     names = run.default_schemes if schemes is None else _listed("schemes", schemes)
     require_possible(run, map(Scheme.parse, names))
-    missing = not_exported(workspace, run_id, names)
+    missing = not_exported(workspace, run, names)
     copy_curve(workspace, run_id)
     if missing:
         write: Callable[[Scheme], None]

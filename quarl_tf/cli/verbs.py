@@ -142,7 +142,7 @@ def _run(args: Namespace) -> None:
             _say(f"report   {workspace.report_dir(report_name(run.run_id, args.chance))}")
         return
     with workspace.working_on(run.run_id):
-        artifacts = _export_and_evaluate(args, run.run_id, schemes)
+        artifacts = _export_and_evaluate(args, run, schemes)
     if not args.no_report:
         args.runs, args.name = [run.run_id], None
         _report(args)
@@ -216,7 +216,7 @@ def _adopt(args: Namespace) -> None:
             modules=args.modules,
         )
     _say(f"adopted   {workspace.artifact_dir(run.run_id)}  (run {run.run_id})")
-    artifacts = _export_and_evaluate(args, run.run_id, names)
+    artifacts = _export_and_evaluate(args, run, names)
     summary.require_gate(artifacts, args)
 
 
@@ -640,13 +640,13 @@ def _export_all(args: Namespace, run_id: str, schemes: Sequence[str] | None) -> 
     _say(f"exported  {artifacts[0].parent}  ({', '.join(path.stem for path in artifacts)})")
 
 
-def _export_and_evaluate(args: Namespace, run_id: str, schemes: Sequence[str]) -> list[Path]:
+def _export_and_evaluate(args: Namespace, run: Run, schemes: Sequence[str]) -> list[Path]:
     """Export and evaluate; a scheme that cannot be exported fails after the others' evaluation."""
-    artifacts = [args.workspace.artifact(run_id, scheme) for scheme in schemes]
+    artifacts = [args.workspace.artifact(run.run_id, scheme) for scheme in schemes]
     try:
-        _export_all(args, run_id, schemes)
+        _export_all(args, run.run_id, schemes)
     except QuarlError:
-        failed = state.not_exported(args.workspace, run_id, schemes)
+        failed = state.not_exported(args.workspace, run, schemes)
         _evaluate_all(args, [path for path in artifacts if path.stem not in failed])
         raise
     _evaluate_all(args, artifacts)

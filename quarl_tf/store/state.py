@@ -317,16 +317,15 @@ def exported_run(workspace: Workspace, run_id: str) -> Run | None:
     return None
 
 
-def not_exported(workspace: Workspace, run_id: str, schemes: Sequence[str]) -> list[str]:
+def not_exported(workspace: Workspace, run: Run, schemes: Sequence[str]) -> list[str]:
     """Return the schemes whose flatbuffer is missing, damaged or of an earlier network."""
-    run = known_run(workspace, run_id)
-    record = None if run.adopted else training_record(workspace, run_id)
+    record = None if run.adopted else training_record(workspace, run.run_id)
     missing = []
     for scheme in schemes:
         sidecar = None
         with contextlib.suppress(QuarlError):
             sidecar = _exported(workspace, run, scheme, record)
-        if not isinstance(sidecar, Sidecar) or not workspace.artifact(run_id, scheme).exists():
+        if not isinstance(sidecar, Sidecar) or not workspace.artifact(run.run_id, scheme).exists():
             missing.append(scheme)
     return missing
 
