@@ -177,20 +177,21 @@ def _export(args: Namespace) -> None:
 
 
 def _export_c(args: Namespace, schemes: Sequence[str] | None) -> None:
-    is_file, workspace = _is_file(args.run), args.workspace
-    if is_file and schemes is not None:
-        raise UsageError(
-            f"A file has its scheme; leave out --schemes. Received: --schemes {args.schemes}"
-        )
-    if schemes is None and not is_file:
-        run = state.exported_run(workspace, args.run) or state.known_run(workspace, args.run)
-        schemes = ["int8" if run.quantization is None else "qat_int8"]
-    artifacts = _artifacts(args, [args.run], schemes)
-    # In a clone, without its training, C is made of the files that are there.
-    if not is_file and (
-        state.is_begun(workspace, args.run) or not all(path.exists() for path in artifacts)
-    ):
-        _export_all(args, args.run, schemes)
+    workspace = args.workspace
+    if _is_file(args.run):
+        if schemes is not None:
+            raise UsageError(
+                f"A file has its scheme; leave out --schemes. Received: --schemes {args.schemes}"
+            )
+        artifacts = _artifacts(args, [args.run])
+    else:
+        if schemes is None:
+            run = state.exported_run(workspace, args.run) or state.known_run(workspace, args.run)
+            schemes = ["int8" if run.quantization is None else "qat_int8"]
+        artifacts = [workspace.artifact(args.run, scheme) for scheme in schemes]
+        # In a clone, without its training, C is made of the files that are there.
+        if state.is_begun(workspace, args.run) or not all(path.exists() for path in artifacts):
+            _export_all(args, args.run, schemes)
     for path in artifacts:
         size = c_source.write(path, fixed=args.no_float)
         _say(f"wrote     {path.with_suffix('.c')}  ({size})")
