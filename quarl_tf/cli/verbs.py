@@ -283,12 +283,10 @@ def _blame(args: Namespace) -> None:
     _console.print(summary.blame_table(layers))
     _say("without it: all layers in int8 but this one; returns on selection seeds, against int8")
     rows = []
-    for layer in layers:
-        gain = layer.gain
-        limits = ("low", "high", "alike")
-        gains = {f"gain_{name}": gain and getattr(gain, name) for name in limits}
-        gains["gain"] = gain and gain.mean
-        rows.append(asdict(layer) | gains | {"sha256": policy.sidecar.sha256})
+    for row in map(asdict, layers):
+        gain = row["gain"] or {}
+        limits = {f"gain_{name}": gain.get(name) for name in ("low", "high", "alike")}
+        rows.append(row | {"gain": gain.get("mean"), **limits, "sha256": policy.sidecar.sha256})
     write_csv(blame_path(path), rows)
     _say(f"blame     {blame_path(path)}")
 
