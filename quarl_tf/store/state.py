@@ -51,9 +51,9 @@ def state(
     run: Run,
     scheme: str,
     *,
+    chance: Chance,
     episodes: int | None = None,
     preset: Preset | None = None,
-    chance: Chance = GREEDY,
 ) -> Status:
     """Return the progress of an experiment.
 

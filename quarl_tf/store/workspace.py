@@ -40,7 +40,7 @@ class Workspace:
 
     def run_ids(self) -> list[str]:
         """Return the ids of all runs that have a folder."""
-        trained_ids = {path.name for path in self.root.glob("runs/[!.]*/") if path.is_dir()}
+        trained_ids = {path.name for path in self.root.glob("runs/[!.]*/")}
         exported_ids = {
             "-".join([path.parent.name, path.parent.parent.name, path.name])
             for path in self.shelf.glob("*/*/*/")
@@ -135,7 +135,7 @@ def checked_report_name(name: object) -> str:
     return name
 
 
-def report_name(name: str, chance: Chance = GREEDY) -> str:
+def report_name(name: str, chance: Chance) -> str:
     """Return the default name of a report, one for each `Chance`."""
     return f"{name}-{chance.name}" if chance.name else name
 
