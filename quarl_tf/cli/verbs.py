@@ -113,18 +113,8 @@ def _run(args: Namespace) -> None:
     summary.require_gated(schemes, args)
     environments.require_chance(run.env_id, args.chance, run.algo)
     workspace = args.workspace
-    reference = state.state(workspace, run.plain, REFERENCE, chance=args.chance)
-    if run.quantization and reference.sidecar is None:
-        _check_network(run, preset)  # What cannot be quantised needs no reference.
-        raise QuarlError(
-            "A quantisation-aware training is compared with its plain reference, which comes "
-            f"first: {workspace.command(run.plain.command('run'))}. "
-            f"Received: {REFERENCE} of {run.plain.run_id!r} in {workspace.root.resolve()} "
-            f"{reference.reason}"
-        )
-    if run.quantization and run.origin is None and reference.sidecar is not None:
-        folder = workspace.artifact_dir(run.plain.run_id)
-        state.require_same_settings(folder, asdict(reference.sidecar), run.plain, preset)
+    if run.quantization is not None:
+        _require_reference(args, run, preset)
     names_layers = any(Scheme.parse(scheme).single_layers for scheme in schemes)
     if names_layers and not state.is_trained(workspace, run.run_id):
         _check_network(run, preset, schemes)
@@ -147,6 +137,23 @@ def _run(args: Namespace) -> None:
         args.runs, args.name = [run.run_id], None
         _report(args)
     summary.require_gate(artifacts, args)
+
+
+def _require_reference(args: Namespace, run: Run, preset: Preset) -> None:
+    """Refuse a quantisation-aware training without a plain reference, or one of other settings."""
+    workspace, plain = args.workspace, run.plain
+    reference = state.state(workspace, plain, REFERENCE, chance=args.chance)
+    if reference.sidecar is None:
+        _check_network(run, preset)  # What cannot be quantised needs no reference.
+        raise QuarlError(
+            "A quantisation-aware training is compared with its plain reference, which comes "
+            f"first: {workspace.command(plain.command('run'))}. "
+            f"Received: {REFERENCE} of {plain.run_id!r} in {workspace.root.resolve()} "
+            f"{reference.reason}"
+        )
+    if run.origin is None:
+        folder = workspace.artifact_dir(plain.run_id)
+        state.require_same_settings(folder, asdict(reference.sidecar), plain, preset)
 
 
 def _train(args: Namespace) -> None:
@@ -521,8 +528,9 @@ def _requested_run(args: Namespace) -> tuple[Run, Preset]:
     overrides = dict(_override(text) for text in args.overrides)
     options = {"until": args.until, "precision": args.precision}
     overrides |= {name: value for name, value in options.items() if value is not None}
-    algo = presets.best(env_id, args.presets) if args.algo is None else args.algo
-    if args.algo is None:
+    algo = args.algo
+    if algo is None:
+        algo = presets.best(env_id, args.presets)
         _say(f"algorithm {algo}  (its preset of {env_id}; --algo takes another)")
     environments.require_actions(algo, environments.env_spec(env_id))
     preset = presets.load(algo, env_id, overrides, args.presets)
