@@ -112,7 +112,7 @@ def test_a_second_run_tries_again_what_failed_and_states_follow_from_the_files_a
     study = read(path)
     failed_id = study.cells[1].references[0].run_id
     recorder = _Recorder(1, failed_id)
-    play(tmp_path, study, recorder)
+    engine.run(Workspace(tmp_path), study, recorder, silent, silent)
     assert recorder.started == [failed_id]
     artifact = Workspace(tmp_path).artifact(study.cells[0].references[1].run_id, "int8")
     assert states(tmp_path, study)[3] == "evaluated"
@@ -156,10 +156,6 @@ sys.exit(verbs.main(sys.argv[1:]))
 """
 
 
-def lines(path: Path) -> list[str]:
-    return path.read_text().splitlines() if path.exists() else []
-
-
 def test_four_workers_share_a_folder_and_take_over_from_one_that_is_killed(
     finished: Finished, tmp_path: Path
 ) -> None:
@@ -170,9 +166,9 @@ def test_four_workers_share_a_folder_and_take_over_from_one_that_is_killed(
     command = [sys.executable, "-c", _WORKER, str(python), *words]
     # One that is told to end, as by a scheduler, gives up its claim; one that is killed cannot.
     for number, left in ((signal.SIGTERM, 0), (signal.SIGKILL, 1)):
-        (tmp_path / "begun").unlink(missing_ok=True)
+        (tmp_path / "begun").write_text("")
         first = subprocess.Popen([*command, "1/4"], stdout=subprocess.DEVNULL)
-        while not (begun := lines(tmp_path / "begun")):
+        while not (begun := (tmp_path / "begun").read_text().split()):
             assert first.poll() is None
             time.sleep(0.05)
         first.send_signal(number)
@@ -182,8 +178,8 @@ def test_four_workers_share_a_folder_and_take_over_from_one_that_is_killed(
     outputs = [worker.communicate()[0].decode() for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0, 0], outputs
     jobs = {run.run_id for run, _ in read(path).experiments()}
-    assert sorted(lines(tmp_path / "ended")) == sorted(jobs)
-    assert sorted(lines(tmp_path / "begun")) == sorted([*jobs, *begun])
+    assert sorted((tmp_path / "ended").read_text().split()) == sorted(jobs)
+    assert sorted((tmp_path / "begun").read_text().split()) == sorted([*jobs, *begun])
     assert sorted(re.findall(r"^done +(\S+)", "".join(outputs), re.MULTILINE)) == sorted(jobs)
     assert states(tmp_path, read(path)) == ["evaluated"] * 6
     assert not list(tmp_path.glob("runs/*/claim.*"))
@@ -231,7 +227,6 @@ class _Recorder:
     def start(self, job: engine.Job) -> None:
         self.started.append(job.run_id)
         self._running.append(job)
-        job.log.parent.mkdir(parents=True, exist_ok=True)
         job.log.write_text("")
 
     def ended(self) -> list[tuple[engine.Job, int]]:
@@ -242,19 +237,15 @@ class _Recorder:
         assert not self._running
 
 
-def play(root: Path, study: Study, recorder: _Recorder) -> None:
-    engine.run(Workspace(root), study, recorder, silent, silent)
-
-
 def test_quantised_runs_wait_for_their_reference(tmp_path: Path) -> None:
     study = read(write_study(tmp_path, STUDY.replace("[0]", "[0, 1]") + "bits: [4, 2]\n"))
     (cell,) = study.cells
     ids = {column.label: [run.run_id for run in column.runs] for column in cell.columns}
     plain_ids, ids_at_4, ids_at_2 = (ids[label] for label in ("fp32", "qat_w4a4", "qat_w2a2"))
     together, failing = _Recorder(2), _Recorder(1, plain_ids[0])
-    play(tmp_path, study, together)
+    engine.run(Workspace(tmp_path), study, together, silent, silent)
     assert together.started == [*plain_ids, *ids_at_4, *ids_at_2]
-    play(tmp_path, study, failing)
+    engine.run(Workspace(tmp_path), study, failing, silent, silent)
     assert failing.started == [*plain_ids, ids_at_4[1], ids_at_2[1]]
     (log,) = tmp_path.glob("runs/*/failure.log")
     assert log.parent.name == plain_ids[0]
@@ -273,7 +264,7 @@ def test_a_failed_scheme_stops_no_run_with_a_reference(tmp_path: Path, monkeypat
         ]
 
     monkeypatch.setattr(engine, "plan", fp32_is_evaluated)
-    play(tmp_path, study, failing)
+    engine.run(Workspace(tmp_path), study, failing, silent, silent)
     assert failing.started == [plain_id, aware_id]
 
 
@@ -285,7 +276,7 @@ def test_a_training_waits_for_the_network_it_starts_from_and_takes_no_other(tmp_
     assert len({cell.distinction for cell in study.cells}) == 2
     later, origin = {run.run_id: run for run, _ in study.experiments()}.values()
     recorder, workspace = _Recorder(2), Workspace(tmp_path)
-    play(tmp_path, study, recorder)
+    engine.run(workspace, study, recorder, silent, silent)
     assert recorder.started == [origin.run_id, later.run_id]
 
     def train(_: engine.Job) -> int:
@@ -293,11 +284,11 @@ def test_a_training_waits_for_the_network_it_starts_from_and_takes_no_other(tmp_
         return 0
 
     recorder = _Recorder(2, code=train)
-    play(tmp_path, study, recorder)
+    engine.run(workspace, study, recorder, silent, silent)
     assert recorder.started == [origin.run_id]
     assert "another network" in failure_path(workspace, later).read_text()
     # Once more, it is refused before a failure is forgotten.
-    assert "expected abc" in refused(play, tmp_path, study, recorder)
+    assert "expected abc" in refused(engine.run, workspace, study, recorder, silent, silent)
     assert failure_path(workspace, later).exists()
 
 
@@ -344,8 +335,7 @@ def test_a_killed_process_is_a_failure_with_its_signal(tmp_path: Path, monkeypat
     assert verbs.main(["study", "run", str(path), "--root", str(tmp_path)]) == 1
     statuses = plan(Workspace(tmp_path), read(path))
     assert {status.reason for status in statuses} == {"killed by signal 9"}
-    assert statuses[0].failure is not None
-    assert "out of memory" in statuses[0].failure.read_text()
+    assert "out of memory" in failure_path(Workspace(tmp_path), statuses[0].run).read_text()
 
 
 def test_jobs_share_the_cores_and_run_this_code(tmp_path: Path, monkeypatch: Patch) -> None:
