@@ -536,8 +536,7 @@ def _requested_run(args: Namespace) -> tuple[Run, Preset]:
     preset = presets.load(algo, env_id, overrides, args.presets)
     quantization = _quantization(args, algo, preset)
     presets_file = None if args.presets is None else str(args.presets)
-    modules = tuple(args.modules)
-    run = Run(algo, env_id, args.seed, overrides, quantization, modules, presets_file)
+    run = Run(algo, env_id, args.seed, overrides, quantization, args.modules, presets_file)
     if args.origin is not None:
         run = pipeline.with_origin(args.workspace, args.origin, run, preset)
     state.require_trainable(args.workspace, run, preset)

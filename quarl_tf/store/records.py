@@ -26,8 +26,7 @@ class _JsonRecord:
     def save(self, path: Path) -> None:
         """Write the record and its checksum atomically."""
         defaults = self._defaults()
-        values = asdict(self).items()
-        stored = {k: v for k, v in values if k not in defaults or v != defaults[k]}
+        stored = {k: v for k, v in asdict(self).items() if v != defaults.get(k, MISSING)}
         write_json(path, stored | {"checksum": digest(stored)})
 
     @classmethod
