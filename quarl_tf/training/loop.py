@@ -119,17 +119,15 @@ class _Training:
         }
         self._folder, self._run, self._preset = folder, run, preset
         self._checkpoints = checkpoint_dir(folder)
-        spec = environments.env_spec(run.env_id)
+        self._spec = environments.env_spec(run.env_id)
         environments.require_seeded(run.env_id)
-        #: Of earlier sessions, up to the checkpoint that this one resumes.
-        self._earlier_seconds = 0.0
+        #: Earlier by the seconds of former sessions, up to the checkpoint that this one resumes.
         self._start_time = time.monotonic()
-        self._schedule = None if run.quantization is None else run.quantization.schedule
         # A plain training does not load the second Keras that this needs.
-        self._qat: Any = self._schedule and import_module("quarl_tf.quantization.qat")
-        self.agent = agents.build(run.algo, spec, preset, run.seed, watching(run.quantization))
+        self._qat: Any = run.quantization and import_module("quarl_tf.quantization.qat")
+        prepare = watching(run.quantization)
+        self.agent = agents.build(run.algo, self._spec, preset, run.seed, prepare)
         self._quantized = False
-        self._spec = spec
         self._take_snapshot()
         self.collector = Collector(self.agent, run.env_id, preset, run.seed)
         self.trial_envs = environments.make_vector(
@@ -187,7 +185,7 @@ class _Training:
 
     @property
     def _solved(self) -> bool:
-        until, in_its_format = self._preset.until, self._schedule is None or self._quantized
+        until, in_its_format = self._preset.until, self._run.quantization is None or self._quantized
         return in_its_format and until is not None and self.best.score >= until
 
     def start_from(self, workspace: Workspace, origin: Origin) -> None:
@@ -243,7 +241,7 @@ class _Training:
         for target in self.agent.targets if "lacking" in saved else ():
             networks.set_weights(target, networks.weights(self.agent.network))
         self.collector.restore(saved)
-        self._earlier_seconds = saved["seconds"]
+        self._start_time -= saved["seconds"]
         for name, values in self._provenance.items():
             self._provenance[name] = list(dict.fromkeys([*saved[name], *values]))
         weights = agents.section(arrays, "best") or networks.weights(self.agent.network)
@@ -252,8 +250,8 @@ class _Training:
 
     def burst(self) -> None:
         """Act for `train_frequency` steps, learn once, then evaluate, log and save if due."""
-        schedule = self._schedule
-        if schedule is not None and self.step >= schedule.delay and not self._quantized:
+        quantization = self._run.quantization
+        if quantization is not None and self.step >= quantization.delay and not self._quantized:
             self._start_quantization()
         first_step = self.step
         for _ in range(self._preset.train_frequency // self._preset.num_envs):
@@ -262,7 +260,7 @@ class _Training:
         loss = metrics.get("loss", 0.0)
         if not math.isfinite(loss):
             raise self._diverged(f"loss={loss}")
-        if schedule is not None and schedule.ranges == "following" and self._quantized:
+        if quantization and quantization.schedule.ranges == "following" and self._quantized:
             # Updates of target networks copy the grids, with the weights or (DDPG) every time.
             self._freeze_ranges()
         if self._due(first_step, self._preset.evaluation_every):
@@ -344,7 +342,7 @@ class _Training:
         self.collector.restart()
 
     def _elapsed(self) -> float:
-        return self._earlier_seconds + time.monotonic() - self._start_time
+        return time.monotonic() - self._start_time
 
     def _log(self, metrics: dict[str, float]) -> None:
         row = {
