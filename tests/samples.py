@@ -252,7 +252,12 @@ def begun(folder: Path, run: Run) -> Any:
     return loop._Training(folder, run, preset(run))
 
 
-def uncut_and_cut(folder: Path, run: Run, preset: Any = None) -> tuple[Workspace, Workspace]:
+def train(workspace: Workspace, run: Run, update: Any = silent, settings: Any = None) -> Any:
+    """Train a run, by default by its own preset; return its record."""
+    return loop.train(workspace, run, update, settings or preset(run))
+
+
+def uncut_and_cut(folder: Path, run: Run, settings: Any = None) -> tuple[Workspace, Workspace]:
     """Train; return the workspace, and another as a kill after the last step leaves it."""
     uncut, cut = Workspace(folder / "uncut"), Workspace(folder / "cut")
 
@@ -260,7 +265,7 @@ def uncut_and_cut(folder: Path, run: Run, preset: Any = None) -> tuple[Workspace
         if step >= steps:
             shutil.copytree(uncut.root, cut.root)
 
-    loop.train(uncut, run, keep, preset)
+    train(uncut, run, keep, settings)
     return uncut, cut
 
 

@@ -39,22 +39,19 @@ from quarl_tf.training.collector import Collector
 CALIBRATION_OBSERVATIONS = 2000
 
 
-def train(
-    workspace: Workspace, run: Run, update: Update, preset: presets.Preset | None = None
-) -> TrainingRecord:
+def train(workspace: Workspace, run: Run, update: Update, preset: presets.Preset) -> TrainingRecord:
     """Train a run, resume it, or return the record of a finished run.
 
     Writes `network.npz`, `calibration.npz`, `progress.csv`, `tensorboard/` and, last of all,
-    `training.json`, which marks the run as finished; then deletes its checkpoints. A `preset`
-    includes the run's overrides; without one the package's is used.
+    `training.json`, which marks the run as finished; then deletes its checkpoints. The `preset`
+    includes the run's overrides.
 
     Raises:
-        UsageError: The environment, preset or an override does not fit.
+        UsageError: The environment or the preset does not fit.
         QuarlError: The folder is not writable, is in use, or has other settings or flatbuffers of
             an earlier training.
     """
     folder = workspace.run_dir(run.run_id)
-    preset = preset or presets.load(run.algo, run.env_id, run.overrides)
     state.require_trainable(workspace, run, preset)
     training = _Training(folder, run, preset)
     with closing(training.collector.envs), closing(training.trial_envs):

@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from samples import silent, write_presets
+from samples import train, write_presets
 
 from quarl_tf import agents, environments, networks, presets
 from quarl_tf.cli import verbs
@@ -16,7 +16,6 @@ from quarl_tf.networks import inference
 from quarl_tf.spec import Run
 from quarl_tf.store.records import Evaluation
 from quarl_tf.store.workspace import Workspace, evaluation_path
-from quarl_tf.training.loop import train
 
 LENGTH = 6
 
@@ -82,7 +81,7 @@ def test_every_one_learns(algo: str, env_id: str, changes: dict[str, Any], tmp_p
     preset_of = "MountainCarContinuous-v0" if algo == "ddpg" else "CartPole-v1"
     preset = presets.load(algo, preset_of, {**_COMMON, **changes})
     run, workspace = Run(algo, env_id, 0), Workspace(tmp_path)
-    record = train(workspace, run, silent, preset)
+    record = train(workspace, run, settings=preset)
     network = agents.build_network(algo, environments.env_spec(env_id), preset, seed=0)
     weights = networks.load_weights(workspace.run_dir(run.run_id) / "network.npz")
     networks.set_weights(network, weights)

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 import pytest
-from samples import Patch, begun, built, refused, silent
+from samples import Patch, begun, built, refused, train
 
 from quarl_tf import agents, networks, presets
 from quarl_tf.agents.distributions import Categorical
@@ -428,7 +428,7 @@ def test_the_best_since_the_delay_is_kept_with_its_grids(
     plain = replace(PLAIN[name], overrides=PLAIN[name].overrides | options)
     run = at_delay(plain, ranges="following", gradient=gradient)
     notes: list[str] = []
-    record = loop.train(workspace, run, lambda *a: notes.append(a[2]))
+    record = train(workspace, run, lambda *a: notes.append(a[2]))
     assert DELAY <= record.best_step < 660
     assert record.selection_return == 998
     assert not any("inf" in note for note in notes)
@@ -483,5 +483,5 @@ def test_from_the_delay_on_the_network_acts_on_fixed_grids(name: str, tmp_path: 
 
 def test_a_delay_behind_the_end_is_refused_before_the_training(tmp_path: Path) -> None:
     run = Run("ppo", "CartPole-v1", 0, {"steps": 512}, aware(delay=10**6))
-    assert "delay=1000000" in refused(loop.train, Workspace(tmp_path), run, silent, code=2)
+    assert "delay=1000000" in refused(train, Workspace(tmp_path), run, code=2)
     assert not (tmp_path / "runs").exists()

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from samples import Capsys, Patch, begun, printed, products, refusal, refused, silent, uncut_and_cut
+from samples import Capsys, Patch, begun, printed, products, refusal, refused, train, uncut_and_cut
 
 from quarl_tf import agents, environments, networks, pipeline, presets
 from quarl_tf.cli import verbs
@@ -16,7 +16,7 @@ from quarl_tf.foundation.files import sha256
 from quarl_tf.spec import Origin, Quantization, Run
 from quarl_tf.store.records import TrainingRecord
 from quarl_tf.store.workspace import Workspace, checkpoint_dir
-from quarl_tf.training import checkpoint, loop
+from quarl_tf.training import checkpoint
 
 BREAKOUT = "BreakoutNoFrameskip-v4"
 _BRIEF: dict[str, Any] = {"steps": 512, "num_envs": 2, "network": [8], "train_frequency": 64}
@@ -77,7 +77,7 @@ def cut_and_resumed(run: Run, preset: Any, folder: Path) -> Workspace:
     """Train without and with an interruption after the last checkpoint; return the former."""
     uncut, cut = uncut_and_cut(folder, run, preset)
     started: list[int] = []
-    loop.train(cut, run, lambda done, *_: started.append(done), preset)
+    train(cut, run, lambda done, *_: started.append(done), preset)
     assert preset.checkpoint_every < started[0] < 0.8 * preset.steps
     assert products(cut.run_dir(run.run_id)) == products(uncut.run_dir(run.run_id))
     return uncut
@@ -85,7 +85,7 @@ def cut_and_resumed(run: Run, preset: Any, folder: Path) -> Workspace:
 
 def test_a_resumed_distillation_gives_same_bytes(tmp_path: Path) -> None:
     first = Run("dqn", "CartPole-v1", 3, {**_BRIEF, **_DQN})
-    loop.train(Workspace(tmp_path / "uncut"), first, silent)
+    train(Workspace(tmp_path / "uncut"), first)
     run = replace(first, overrides={**first.overrides, "distillation": 5.0}, quantization=_FEW_BITS)
     preset = pipeline.preset_of(run)
     run = pipeline.with_origin(Workspace(tmp_path / "uncut"), first.run_id, run, preset)
@@ -115,7 +115,7 @@ def saved(run: Run, folder: Path, file: Path) -> tuple[dict[str, np.ndarray], An
             assert verbs.main(words) == 0
             content.extend(checkpoint.load_newest(checkpoints) or ())
 
-    loop.train(Workspace(folder), run, save)
+    train(Workspace(folder), run, save)
     arrays, state = content
     return arrays, state
 
@@ -168,7 +168,7 @@ def test_what_a_training_is_held_to_is_saved_with_it(tmp_path: Path, capsys: Cap
     message = refusal(capsys, *shlex.split(run.command("train"))[1:], "--root", str(tmp_path))
     assert "name it (--from RUN). Received: distillation=0.5" in message
     assert not list(tmp_path.iterdir())
-    loop.train(Workspace(tmp_path), first, silent)
+    train(Workspace(tmp_path), first)
     run = pipeline.with_origin(Workspace(tmp_path), first.run_id, run, preset)
     arrays, state = saved(run, tmp_path, tmp_path / "saved.npz")
     # Where that network is not.

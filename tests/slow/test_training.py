@@ -13,7 +13,7 @@ import numpy as np
 import pandas
 import pytest
 import samples
-from samples import TINY, Capsys, Patch, begun, built, products, refusal, refused, silent, snapshot
+from samples import TINY, Capsys, Patch, begun, built, products, refusal, refused, snapshot, train
 
 from quarl_tf import environments, networks, pipeline, presets
 from quarl_tf.environments import GAME_OVER, RAW_REWARD
@@ -28,7 +28,6 @@ from quarl_tf.store.state import finished_training, require_origin, starting_fro
 from quarl_tf.store.workspace import Workspace
 from quarl_tf.training import checkpoint, loop
 from quarl_tf.training.collector import Collector
-from quarl_tf.training.loop import CALIBRATION_OBSERVATIONS, train
 from quarl_tf.training.rollout import rollout
 
 
@@ -84,7 +83,7 @@ def test_record_and_curve_say_what_was_trained(trained: Workspace) -> None:
 def test_training_stops_at_the_return_that_was_asked_for(tmp_path: Path) -> None:
     # Any policy reaches this return at the first evaluation.
     run = replace(TINY, overrides={**TINY.overrides, "until": 1})
-    record = train(Workspace(tmp_path), run, silent)
+    record = train(Workspace(tmp_path), run)
     last = curves(Workspace(tmp_path), run).iloc[-1]
     assert record.best_step == last.step < run.overrides["steps"]
     assert record.selection_return == last.greedy_return >= 1
@@ -119,7 +118,7 @@ def test_a_life_that_ends_is_no_episode_and_scores_are_not_clipped() -> None:
 
 
 def test_calibration_is_of_what_the_kept_network_sees(trained: Workspace) -> None:
-    folder, limit = trained.run_dir(TINY.run_id), CALIBRATION_OBSERVATIONS
+    folder, limit = trained.run_dir(TINY.run_id), loop.CALIBRATION_OBSERVATIONS
     observations = networks.load_weights(folder / "calibration.npz")["observations"]
     assert 0 < len(observations) <= limit
     assert observations.dtype == np.float32
@@ -139,7 +138,7 @@ def test_checkpoints_of_others_are_kept(cut_off: Workspace) -> None:
     del arrays["variable/0"]
     checkpoint.save(folder, int(newest.stem), arrays, state)
     content = newest.read_bytes()
-    assert "Another version" in refused(train, cut_off, TINY, silent)
+    assert "Another version" in refused(train, cut_off, TINY)
     assert newest.read_bytes() == content
 
 
@@ -148,7 +147,7 @@ def test_a_resumed_training_names_all_commits_and_processors(
 ) -> None:
     monkeypatch.setattr(loop.provenance, "source_commit", lambda: "fedcba987654")
     monkeypatch.setattr(loop.provenance, "processor", lambda: "Beta with asimd")
-    record = train(cut_off, TINY, silent)
+    record = train(cut_off, TINY)
     expected = TrainingRecord.load(trained.run_dir(TINY.run_id) / "training.json")
     assert record.commits == [*expected.commits, "fedcba987654"]
     assert record.processors == [*expected.processors, "Beta with asimd"]
@@ -157,7 +156,7 @@ def test_a_resumed_training_names_all_commits_and_processors(
 def test_a_run_that_another_process_trains_is_refused(tmp_path: Path) -> None:
     folder = Workspace(tmp_path).run_dir(TINY.run_id)
     with locked(folder, "held by the test"):
-        assert "Received: run='dqn-" in refused(train, Workspace(tmp_path), TINY, silent)
+        assert "Received: run='dqn-" in refused(train, Workspace(tmp_path), TINY)
         assert not any(folder.iterdir())
     assert "A Run is trained" in refused(pipeline.train, TINY.run_id, root=tmp_path, code=2)
 
@@ -178,7 +177,7 @@ def test_full_disk_is_one_line_and_training_goes_on_later(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fills_up)
-        assert "No space left" in refused(train, workspace, TINY, silent)
+        assert "No space left" in refused(train, workspace, TINY)
     assert not list(folder.rglob("*.tmp"))
     assert not (folder / "training.json").exists()
     steps: list[int] = []
@@ -194,9 +193,9 @@ def test_changed_network_is_refused(copy: Workspace, name: str) -> None:
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     before = snapshot(copy.root)
-    assert f"{path} was changed or damaged" in refused(train, copy, TINY, silent)
+    assert f"{path} was changed or damaged" in refused(train, copy, TINY)
     path.unlink()
-    assert f"Received: path='{path}'" in refused(train, copy, TINY, silent)
+    assert f"Received: path='{path}'" in refused(train, copy, TINY)
     del before[str(path.relative_to(copy.root))]
     assert snapshot(copy.root) == before
 
@@ -213,7 +212,7 @@ def test_the_folder_of_another_run_is_refused(
         words = "discount=0.5 for 0."
     workspace.run_dir(TINY.run_id).rename(workspace.run_dir(other.run_id))
     before = snapshot(workspace.root)
-    assert words in refused(train, workspace, other, silent)
+    assert words in refused(train, workspace, other)
     if progress == "copy":
         assert "holds another run" in refused(pipeline.export, other.run_id, root=workspace.root)
     assert snapshot(workspace.root) == before
@@ -223,7 +222,7 @@ def test_the_folder_of_another_run_is_refused(
 def test_a_reward_that_is_not_finite_is_not_called_divergence(every: int, tmp_path: Path) -> None:
     preset = presets.load("dqn", "CartPole-v1", {**TINY.overrides, "evaluation_every": every})
     run = Run("dqn", "BrokenReward-v0", 0)
-    assert "sum=nan" in refused(train, Workspace(tmp_path), run, silent, preset)
+    assert "sum=nan" in refused(train, Workspace(tmp_path), run, settings=preset)
 
 
 def test_losses_and_heads_beyond_numbers_are_divergence(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -260,13 +259,13 @@ def test_a_training_from_another_starts_there_and_is_compared_with_it(copy: Work
     preset = presets.load("dqn", TINY.env_id, TINY.overrides)
     run = starting_from(copy, TINY.run_id, replace(TINY, quantization=quantization), preset)
     require_start(copy, run, networks.load_weights(copy.run_dir(TINY.run_id) / "network.npz"))
-    train(copy, run, silent)
+    train(copy, run)
     pipeline.export(TINY.run_id, ["fp32"], root=copy.root)  # Its reference is what it started from.
     (artifact,) = pipeline.export(run.run_id, ["qat_w4a4"], root=copy.root)
     fp32 = Sidecar.load(copy.artifact(TINY.run_id, "fp32").with_suffix(".json"))
     assert pipeline.evaluate(artifact, 2).reference_sha256 == fp32.sha256
     other = replace(run, origin=replace(run.origin, network_sha256="another"))
-    assert "trained again, or its folder deleted" in refused(train, copy, other, silent)
+    assert "trained again, or its folder deleted" in refused(train, copy, other)
 
 
 def test_a_flatbuffer_stands_in_for_a_run_to_start_from(copy: Workspace) -> None:
