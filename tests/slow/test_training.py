@@ -293,11 +293,10 @@ def test_a_flatbuffer_stands_in_for_a_run_to_start_from(copy: Workspace) -> None
 
 def test_a_start_that_does_not_fit_is_one_line(trained: Workspace, capsys: Capsys) -> None:
     words = ["train", "--algo", "dqn", "--env", "CartPole-v1", "--root", str(trained.root)]
-    line = refusal(capsys, *words, "--from", TINY.run_id, "--dry-run")
-    assert "Received: network=[256, 256] for [32, 32]" in line
+    words += ["--from", TINY.run_id, "--dry-run"]
+    assert "Received: network=[256, 256] for [32, 32]" in refusal(capsys, *words)
     words += ["-p", "network=[32,32]", "-p", "byte_zero=3"]
-    line = refusal(capsys, *words, "--from", TINY.run_id, "--dry-run")
-    assert "Received: byte_zero=3 for 0" in line
+    assert "Received: byte_zero=3 for 0" in refusal(capsys, *words)
 
 
 def test_what_is_chosen_by_is_the_network_as_exported(tmp_path: Path, monkeypatch: Patch) -> None:
