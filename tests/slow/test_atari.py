@@ -111,15 +111,10 @@ def one_of_a_vector(env_id: str, random: np.random.Generator) -> Iterator[tuple[
         yield (observations[1], start) if over else (observations[1], actions[1], total, over)
 
 
-def test_the_background_of_pong_is_0_to_its_preset() -> None:
+def test_the_background_of_pong_is_0_to_its_preset_and_closed_games_keep_no_emulators() -> None:
     envs, preset = make_vector("PongNoFrameskip-v4", 1), presets.load("ppo", "PongNoFrameskip-v4")
     frame = envs.reset(seed=0)[0][..., -1]
-    envs.close()
     assert np.bincount(frame.ravel()).argmax() == preset.byte_zero > 0
-
-
-def test_closed_games_keep_no_emulators() -> None:
-    envs = make_vector(BREAKOUT, 2)
     envs.close()
     assert not hasattr(envs.unwrapped, "ale")
 

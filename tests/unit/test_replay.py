@@ -30,9 +30,7 @@ class Witness:
 
     def add(self, observations: Any, rewards: Any, terminated: Any, starts: Any) -> None:
         numbers = len(self.ticks) * self.num_envs + np.arange(self.num_envs)
-        self.ticks.append(
-            Tick(observations.copy(), numbers, rewards, terminated.copy(), starts.copy())
-        )
+        self.ticks.append(Tick(observations.copy(), numbers, rewards, terminated, starts))
         for replay in self.replays:
             replay.add(self.ticks[-1])
 
