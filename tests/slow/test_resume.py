@@ -138,8 +138,7 @@ def test_a_saved_training_goes_on_where_it_was(kind: str, tmp_path: Path, capsys
         if not name.startswith(("replay/", "best/")):
             np.testing.assert_array_equal(agent_arrays[name], arrays[name], err_msg=name)
     for target in training.agent.targets:
-        for name, value in networks.weights(target).items():
-            np.testing.assert_array_equal(value, networks.weights(training.agent.network)[name])
+        np.testing.assert_equal(networks.weights(target), networks.weights(training.agent.network))
     if run.algo == "ddpg":  # It acts by its network, also while a new replay warms up.
         observations = training.collector.observations
         heads = networks.inference.Snapshot(training.agent.network)(observations)
@@ -176,10 +175,8 @@ def test_what_a_training_is_held_to_is_saved_with_it(tmp_path: Path, capsys: Cap
     training.resume()
     assert training.step == state["step"]
     weights = networks.load_weights(tmp_path / "runs" / first.run_id / "network.npz")
-    teacher = networks.weights(training.agent.teacher)
-    for name, value in weights.items():
-        np.testing.assert_array_equal(teacher[name], value)
-        np.testing.assert_array_equal(arrays[f"teacher/{name}"], value)
+    for teacher in (networks.weights(training.agent.teacher), agents.section(arrays, "teacher")):
+        np.testing.assert_equal(teacher, weights)
     assert not np.array_equal(weights["head/kernel:0"], arrays["best/head/kernel:0"])
     # One that would learn no more is not gone on with.
     content, state = checkpoint.load_to_go_on(Path(file))

@@ -15,7 +15,7 @@ import pytest
 import samples
 from samples import TINY, Capsys, Patch, begun, built, products, refusal, refused, snapshot, train
 
-from quarl_tf import environments, networks, pipeline, presets
+from quarl_tf import environments, networks, pipeline
 from quarl_tf.environments import GAME_OVER, RAW_REWARD
 from quarl_tf.environments.acting import Tick
 from quarl_tf.foundation.files import locked
@@ -56,7 +56,7 @@ def cut_off(trained: Workspace, tmp_path: Path) -> Workspace:
 
 def test_record_and_curve_say_what_was_trained(trained: Workspace) -> None:
     folder, curve = trained.run_dir(TINY.run_id), curves(trained, TINY)
-    preset: Any = presets.load("dqn", TINY.env_id, TINY.overrides)
+    preset: Any = samples.preset(TINY)
     record = TrainingRecord.load(folder / "training.json")
     assert finished_training(trained, TINY, preset) == record  # Of these settings and files.
     assert Run.from_dict(record.run) == TINY
@@ -220,8 +220,7 @@ def test_the_folder_of_another_run_is_refused(
 
 @pytest.mark.parametrize("every", [64, 5000])
 def test_a_reward_that_is_not_finite_is_not_called_divergence(every: int, tmp_path: Path) -> None:
-    preset = presets.load("dqn", "CartPole-v1", {**TINY.overrides, "evaluation_every": every})
-    run = Run("dqn", "BrokenReward-v0", 0)
+    run, preset = Run("dqn", "BrokenReward-v0", 0), samples.preset(TINY, evaluation_every=every)
     assert "sum=nan" in refused(train, Workspace(tmp_path), run, settings=preset)
 
 
@@ -256,7 +255,7 @@ def require_start(
 
 def test_a_training_from_another_starts_there_and_is_compared_with_it(copy: Workspace) -> None:
     quantization = Quantization.from_mapping({"bits": 4, "delay": 450})
-    preset = presets.load("dqn", TINY.env_id, TINY.overrides)
+    preset = samples.preset(TINY)
     run = starting_from(copy, TINY.run_id, replace(TINY, quantization=quantization), preset)
     require_start(copy, run, networks.load_weights(copy.run_dir(TINY.run_id) / "network.npz"))
     train(copy, run)
@@ -272,7 +271,7 @@ def test_a_flatbuffer_stands_in_for_a_run_to_start_from(copy: Workspace) -> None
     weights = networks.load_weights(copy.run_dir(TINY.run_id) / "network.npz")
     fp32, _ = pipeline.export(TINY.run_id, ["fp32", "fp16"], root=copy.root)
     shutil.rmtree(copy.root / "runs")
-    arguments = copy, TINY.run_id, TINY, presets.load("dqn", TINY.env_id, TINY.overrides)
+    arguments = copy, TINY.run_id, TINY, samples.preset(TINY)
     run, sidecar = starting_from(*arguments), Sidecar.load(fp32.with_suffix(".json"))
     require_start(copy, run, weights)
     assert run.origin.network_sha256 == sidecar.sha256
