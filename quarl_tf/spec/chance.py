@@ -1,11 +1,11 @@
 """Randomness in evaluations."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from quarl_tf.foundation import kinds
 
-_KINDS = ("greedy", "sampled", "epsilon", "sticky")
+_Kind = Literal["greedy", "sampled", "epsilon", "sticky"]
 _NONE = kinds.Kind(
     "left out, except of epsilon and sticky", lambda v: type(v) in (int, float) and v == 0
 )
@@ -21,12 +21,12 @@ class Chance:
     schemes.
     """
 
-    kind: Literal["greedy", "sampled", "epsilon", "sticky"] = "greedy"
+    kind: _Kind = "greedy"
     probability: float = 0.0
 
     def __post_init__(self) -> None:
         """Raise a UsageError for an unknown kind, or a probability that it cannot have."""
-        kinds.one_of(_KINDS).require("chance", self.kind)
+        kinds.one_of(get_args(_Kind)).require("chance", self.kind)
         probability = kinds.PROBABILITY if self.kind in ("epsilon", "sticky") else _NONE
         probability.require("probability", self.probability)
 
