@@ -187,7 +187,7 @@ def byte_size(dtype: str, elements: int) -> int:
 def parsed(source: Path | bytes | bytearray) -> list[Graph]:
     """Return the graphs of a flatbuffer, the main one first; a QuarlError where it is damaged."""
     name = str(source) if isinstance(source, Path) else "The content"
-    content = read(source) if isinstance(source, Path) else source
+    content = read_bytes(source) if isinstance(source, Path) else source
     _check_identifier(content, name)
     try:
         model = _schema().Model.GetRootAs(content, 0)
