@@ -316,12 +316,12 @@ def _artifacts(
         if schemes and not _is_file(name):
             for scheme in schemes:
                 paths.append(args.workspace.artifact(name, scheme))
-                if read_only and not paths[-1].exists():
+                if not paths[-1].exists():
                     command = args.workspace.command(f"quarl export {name} --schemes {scheme}")
+                    others = "name schemes that are there (--schemes), " * (len(schemes) > 1)
                     raise QuarlError(
-                        f"{paths[-1]} is not there; make it ({command}), name schemes that are "
-                        "there (--schemes), or give the folder of the run (--root). "
-                        f"Received: {name!r}"
+                        f"{paths[-1]} is not there; make it ({command}), {others}or give the "
+                        f"folder of the run (--root). Received: {name!r}"
                     )
         elif path.is_file() or path.suffix:
             paths.append(path)

@@ -117,5 +117,6 @@ def test_blame_takes_the_id_of_a_run_or_a_float_file_and_writes_a_table(
             assert table[column].between(*ends, inclusive="left").all()
         assert table["gain"].between(table["gain_low"], table["gain_high"]).all()
         assert set(table["sha256"]) == {Policy.load(path).sidecar.sha256}
-    assert "s7/fp32.tflite" in refusal(capsys, *words, "dqn-CartPole-v1-s7", code=1)
+    line = refusal(capsys, *words, "dqn-CartPole-v1-s7", code=1)
+    assert "s7/fp32.tflite is not there; make it (quarl export" in line
     assert "scheme='int8'" in refusal(capsys, *words, str(artifacts["int8"]))
