@@ -157,3 +157,13 @@ def freeze(network: keras.Model, copies: Sequence[keras.Model] = ()) -> None:
             pairs = zip(layer.range_variables, layer_copy.range_variables, strict=True)
             for variable, variable_copy in pairs:
                 variable_copy.assign(variable)
+
+
+def require_watched(network: keras.Model, delay: int) -> None:
+    """Refuse to quantise a network that has recorded no range (UsageError)."""
+    layers = (layer for layer in network.layers if isinstance(layer, WatchedLayer))
+    if any(layer.output_range["low"] > layer.output_range["high"] for layer in layers):
+        raise UsageError(
+            "Nothing was learned from before the delay, so no range is known; make it longer. "
+            f"Received: delay={delay}"
+        )

@@ -249,7 +249,7 @@ class _Training:
         """Act for `train_frequency` steps, learn once, then evaluate, log and save if due."""
         quantization = self._run.quantization
         if quantization is not None and self.step >= quantization.delay and not self._quantized:
-            self._start_quantization()
+            self._start_quantization(quantization.delay)
         first_step = self.step
         for _ in range(self._preset.train_frequency // self._preset.num_envs):
             self.collector.tick()
@@ -273,8 +273,10 @@ class _Training:
         if self._due(first_step, self._preset.checkpoint_every) and self.step < self._preset.steps:
             self._checkpoint()
 
-    def _start_quantization(self) -> None:
+    def _start_quantization(self, delay: int) -> None:
         """Quantise from now on; the best network so far does not count, it is not quantised."""
+        # A saved training that goes on without its replay may not have learned yet.
+        self._qat.require_watched(self.agent.network, delay)
         self._quantize()
         self._freeze_ranges(self.agent.targets)
         self.best = _BestNetwork(networks.weights(self.agent.network))

@@ -323,9 +323,11 @@ def test_a_following_range_grows_with_the_next_freeze() -> None:
         assert np.array_equal(network(far), values) == (ranges == "extremes")
 
 
-def test_ranges_that_are_not_finite_are_refused() -> None:
+def test_ranges_that_are_not_finite_or_unknown_are_refused() -> None:
     network = watching(aware(ranges="extremes"))(FACTORIES["relu"]())
+    assert "Received: delay=7" in refused(qat.require_watched, network, 7, code=2)
     network(np.full((4, 6), 2.0, np.float32), training=True)
+    qat.require_watched(network, 7)
     kernel = network.get_layer("hidden_1").trainable_variables[0]
     kernel.assign(kernel * np.float32(np.inf))
     assert "Received: layer='hidden_1'" in refused(qat.freeze, qat.quantized(network))

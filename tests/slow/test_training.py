@@ -305,7 +305,7 @@ def test_what_is_chosen_by_is_the_network_as_exported(tmp_path: Path, monkeypatc
     state = begun(tmp_path, run)
     frames = np.random.default_rng(0).integers(0, 256, (200, 84, 84, 4), np.uint8)
     state.agent.network(frames, training=True)
-    state._start_quantization()
+    state._start_quantization(1)
     everywhere = np.ones(len(frames), np.bool_)
     monkeypatch.setattr(loop.rollout, "rollout", lambda _, act, *__: act(frames, everywhere))
     network = quantizing(quantization)(built(run))

@@ -70,6 +70,10 @@ def test_scaled_bytes_are_rounded_to_bfloat16_once(zero: int, unit: float) -> No
     )
     assert half.dtype == tf.bfloat16
     np.testing.assert_array_equal(half, tf.cast(full, tf.bfloat16))
+    # XLA, which compiles float32, cannot scale them so.
+    design = Design(Architecture(()), 3, precision="bfloat16", byte_zero=zero, byte_unit=unit)
+    network, images = build_policy(IMAGES, design, seed=0), observations_of(IMAGES)
+    np.testing.assert_allclose(forward(network)(images), network(images), rtol=1e-4, atol=1e-4)
 
 
 def test_critics_see_images_beside_actions_between_ones() -> None:
