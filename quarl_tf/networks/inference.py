@@ -12,10 +12,10 @@ from quarl_tf.networks.layers import ActionScaling, Floats, Forward, Read, unwra
 
 
 def _is_dense_float32(network: keras.Model) -> bool:
-    """Tell whether no layer is in bfloat16 or a convolution: XLA and NumPy are fast."""
-    layers = [unwrap(layer) for layer in network.layers]
+    """Tell whether all layers are float32 and none is a convolution: XLA and NumPy are fast."""
+    layers = [layer for layer in map(unwrap, network.layers) if hasattr(layer, "kernel")]
     has_images = any(isinstance(layer, keras.layers.Conv2D) for layer in layers)
-    return not has_images and "bfloat16" not in {layer.compute_dtype for layer in layers}
+    return not has_images and {layer.compute_dtype for layer in layers} <= {"float32"}
 
 
 def compiled(function: Callable[..., Any], network: keras.Model) -> Callable[..., Any]:

@@ -67,17 +67,9 @@ class ByteScaling(keras.layers.Layer):  # type: ignore[misc]
 
     def call(self, inputs: Any) -> Any:
         """Scale a batch of observations."""
-        if self.compute_dtype == "bfloat16":
-            return self._in_bfloat16(inputs)
         numbers = tf.cast(inputs, self.compute_dtype)
+        # Differences of bytes are exact, in bfloat16 as well.
         return (numbers - self.zero if self.zero else numbers) * (1.0 / self.unit)
-
-    def _in_bfloat16(self, inputs: Any) -> Any:
-        """Scale in float32 and round once, in half the time of products in bfloat16."""
-        codes = tf.bitcast(inputs, tf.quint8)
-        if not self.zero:
-            return tf.quantization.dequantize(codes, *self.ends, "SCALED", dtype=tf.bfloat16)
-        return tf.cast(tf.quantization.dequantize(codes, *self.ends, "MIN_FIRST"), tf.bfloat16)
 
     def in_numpy(self, read: Read) -> Forward:
         """Return the function of arrays."""

@@ -12,10 +12,9 @@ from samples import random_weights, refused
 
 from quarl_tf import networks
 from quarl_tf.environments import EnvSpec
-from quarl_tf.foundation.keras import keras, tf
+from quarl_tf.foundation.keras import keras
 from quarl_tf.networks import Design, Weights, acting, build_actor, build_policy
 from quarl_tf.networks.inference import Snapshot, forward
-from quarl_tf.networks.layers import ByteScaling
 from quarl_tf.networks.normalizer import RunningStatistics
 from quarl_tf.spec.architectures import Architecture, Convolution, architecture
 
@@ -60,20 +59,6 @@ def test_images_go_through_convolutions_by_hand() -> None:
     expected = dense(np.maximum(dense(maps.reshape(7, -1), values, "hidden_0"), 0), values, "head")
     for actual in (network(images).numpy(), forward(network)(images), Snapshot(network)(images)):
         np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(("zero", "unit"), [(0, 255.0), (0, 73.0), (87, 64.0), (87, 60.0)])
-def test_scaled_bytes_are_rounded_to_bfloat16_once(zero: int, unit: float) -> None:
-    half, full = (
-        ByteScaling(zero, unit, dtype=dtype)(np.arange(256, dtype=np.uint8))
-        for dtype in ("mixed_bfloat16", "float32")
-    )
-    assert half.dtype == tf.bfloat16
-    np.testing.assert_array_equal(half, tf.cast(full, tf.bfloat16))
-    # XLA, which compiles float32, cannot scale them so.
-    design = Design(Architecture(()), 3, precision="bfloat16", byte_zero=zero, byte_unit=unit)
-    network, images = build_policy(IMAGES, design, seed=0), observations_of(IMAGES)
-    np.testing.assert_allclose(forward(network)(images), network(images), rtol=1e-4, atol=1e-4)
 
 
 def test_critics_see_images_beside_actions_between_ones() -> None:
@@ -169,7 +154,10 @@ IMAGES = EnvSpec((20, 20, 2), "uint8", 3)
         (SPEC, Design(architecture((16, 16)), 3)),
         (SPEC, Design(architecture((16, 16)), 3, "tanh", 0.01, layer_norm=True)),
         (SPEC, Design(architecture((16, 16)), 3, dueling=True)),
-        (IMAGES, Design(Architecture((16,), (Convolution(4, 8, 4),)), 3, byte_zero=87)),
+        (
+            IMAGES,
+            Design(Architecture((16,), (Convolution(4, 8, 4),)), 3, byte_zero=87, byte_unit=60),
+        ),
     ],
 )
 def test_bfloat16_networks_have_a_twin_in_float32(spec: EnvSpec, design: Design) -> None:
