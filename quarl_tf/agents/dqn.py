@@ -15,6 +15,8 @@ Deviations from the paper:
 6. Common to all algorithms: see `agents`.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,12 +28,13 @@ from quarl_tf.agents.off_policy import OffPolicyAgent
 from quarl_tf.environments import EnvSpec
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.networks import Design
-from quarl_tf.presets import DqnPreset
+from quarl_tf.presets import DqnPreset, EpsilonPreset
 
 
-def build_network(spec: EnvSpec, preset: DqnPreset, seed: int) -> keras.Model:
+def build_network(spec: EnvSpec, preset: EpsilonPreset, seed: int) -> keras.Model:
     """Build the Q-network."""
-    design = Design.of(preset, spec.action_size, dueling=preset.dueling)
+    dueling = isinstance(preset, DqnPreset) and preset.dueling
+    design = Design.of(preset, spec.action_size, dueling=dueling)
     return networks.build_policy(spec, design, seed)
 
 
@@ -65,17 +68,26 @@ def build(spec: EnvSpec, preset: DqnPreset, seed: int, prepare: Change) -> OffPo
 
 
 class EpsilonGreedy(OffPolicyAgent):
-    """Acts at random with probability epsilon, which falls linearly from 1."""
+    """Acts at random with probability epsilon."""
 
     _preset: DqnPreset
 
     def act(self, observations: npt.NDArray[Any], progress: float) -> npt.NDArray[Any]:
         """Choose random or greedy actions."""
-        preset, random = self._preset, self._act_random
-        share = min(1.0, progress / preset.exploration_fraction)
-        epsilon = 1.0 + share * (preset.exploration_final - 1.0)
-        exploring = random.random(preset.num_envs) < epsilon
-        actions = random.integers(self._spec.action_size, size=preset.num_envs)
-        if exploring.all():
-            return actions
-        return np.where(exploring, actions, self._greedy(observations))
+        greedy = partial(self._greedy, observations)
+        return epsilon_greedy(self._preset, progress, self._act_random, self._spec, greedy)
+
+
+def epsilon_greedy(
+    preset: EpsilonPreset,
+    progress: float,
+    random: np.random.Generator,
+    spec: EnvSpec,
+    greedy: Callable[[], npt.NDArray[Any]],
+) -> npt.NDArray[Any]:
+    """Return greedy actions, each random with probability epsilon, which falls linearly from 1."""
+    share = min(1.0, progress / preset.exploration_fraction)
+    epsilon = 1.0 + share * (preset.exploration_final - 1.0)
+    exploring = random.random(preset.num_envs) < epsilon
+    actions = random.integers(spec.action_size, size=preset.num_envs)
+    return actions if exploring.all() else np.where(exploring, actions, greedy())

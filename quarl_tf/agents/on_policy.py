@@ -1,182 +1,71 @@
-"""The actor-critic of PPO and A2C: it learns from each rollout in minibatches."""
+"""On-policy agents: they learn from each rollout in minibatches."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from quarl_tf import networks
 from quarl_tf.agents import Agent, Change, tf_agents
-from quarl_tf.agents.distributions import Categorical, Gaussian
 from quarl_tf.environments import EnvSpec
 from quarl_tf.environments.acting import Tick
 from quarl_tf.foundation.keras import keras, tf
-from quarl_tf.foundation.seeding import generator
-from quarl_tf.networks import Design, Weights, inference
-from quarl_tf.networks.inference import Snapshot
+from quarl_tf.networks import Weights, inference
 from quarl_tf.networks.layers import Floats
-from quarl_tf.presets import A2cPreset, PpoPreset
+from quarl_tf.presets import OnPolicyPreset
 
 
-class _TwoNetworks:
-    """Policy and value without shared layers, as the papers' small networks."""
+class Model(ABC):
+    """The networks of an agent, and their forward pass with the weights of the last `refresh`."""
 
-    def __init__(self, network: keras.Model, spec: EnvSpec, design: Design, seed: int) -> None:
-        self.value = networks.build_policy(spec, design, seed, "initial value weights")
-        self.features_spec = spec
-        self.take(network)
+    #: The networks that have the normaliser's statistics.
+    normalised_networks: Sequence[keras.Model]
+    variables: Sequence[Any]
+    trainable_variables: Sequence[Any]
+    #: The variables whose values `refresh` takes.
+    read_variables: Sequence[Any] = ()
 
+    @abstractmethod
     def take(self, network: keras.Model) -> None:
-        self.policy = network
-        models = self.normalised_networks = [network, self.value]
-        self.trainable_variables = [v for model in models for v in model.trainable_variables]
-        self._snapshots = [Snapshot(model) for model in models]
-        self.variables = [v for snapshot in self._snapshots for v in snapshot.variables]
-        #: The variables whose values `refresh` takes.
-        self.read_variables = self.variables
+        """Continue with another policy network."""
 
-    def features(self, observations: Any) -> Any:
-        return observations
-
+    @abstractmethod
     def predict(self, observations: npt.NDArray[Any]) -> tuple[Floats, Floats]:
-        heads, values = (snapshot(observations) for snapshot in self._snapshots)
-        return heads, values[:, 0]
+        """Return heads [n, outputs] and values of states [n]."""
 
+    @abstractmethod
     def refresh(self, values: Mapping[int, npt.NDArray[Any]] | None = None) -> None:
         """Predict by the current weights, or by values of `read_variables` by `id`."""
-        for snapshot in self._snapshots:
-            snapshot.refresh(values)
 
 
-class _SharedTorso:
-    """Policy and value as two heads on shared layers, as the papers' networks for images."""
+class OnPolicyAgent(Agent):
+    """Learns from each rollout once, then discards it."""
 
-    def __init__(self, network: keras.Model, spec: EnvSpec, seed: int) -> None:
-        weights_seed = int(generator(seed, "initial value weights").integers(2**31))
-        shape = network.get_layer("head").input.shape[1:]
-        self._features = keras.Input(shape)
-        initializer = keras.initializers.Orthogonal(1.0, seed=weights_seed)
-        value = keras.layers.Dense(1, kernel_initializer=initializer, name="value")
-        self.value = keras.Model(self._features, value(self._features))
-        self.features_spec = EnvSpec(shape, "float32", spec.num_actions)
-        self.read_variables: Sequence[Any] = ()
-        self.take(network)
+    _step: tf_agents.GradientStep
 
-    def take(self, network: keras.Model) -> None:
-        head, output_layer = network.get_layer("head"), network.layers[-1]
-        # The torso may compute in bfloat16, the heads are float32.
-        features = tf.cast(head.input, tf.float32)
-        self._torso = keras.Model(network.input, features)
-        logits = head(self._features)
-        output = logits if output_layer is head else output_layer(logits)
-        self.policy = keras.Model(self._features, output)
-        self.normalised_networks = [network]
-        joint = keras.Model(network.input, [network.output, self.value(features)])
-        self.variables, self.trainable_variables = joint.variables, joint.trainable_variables
-        self._snapshot = Snapshot(joint)
-
-    def features(self, observations: Any) -> Any:
-        return self._torso(observations, training=True)
-
-    def predict(self, observations: npt.NDArray[Any]) -> tuple[Floats, Floats]:
-        heads, values = self._snapshot(observations)
-        return heads, values[:, 0]
-
-    def refresh(self, values: Mapping[int, npt.NDArray[Any]] | None = None) -> None:
-        self._snapshot.refresh(values)
-
-
-def build_network(spec: EnvSpec, preset: PpoPreset, seed: int) -> keras.Model:
-    """Build the policy network: logits, or the mean of continuous actions."""
-    # A head near zero gives equal probabilities at first (Andrychowicz et al., arXiv 2006.05990).
-    design = _design(preset, spec.action_size, 0.01)
-    if spec.num_actions is not None:
-        return networks.build_policy(spec, design, seed)
-    return networks.build_actor(spec, design, seed, stochastic=True)
-
-
-def _design(preset: PpoPreset, outputs: int, head_gain: float) -> Design:
-    # As in the papers: ReLU in Nature's network, tanh in the small ones.
-    activation = "relu" if preset.architecture.convolutions else "tanh"
-    return Design.of(preset, outputs, activation=activation, head_gain=head_gain)
-
-
-class ActorCritic(Agent):
-    """Draws actions from its distribution and learns from each rollout once."""
-
-    def __init__(self, spec: EnvSpec, preset: PpoPreset, seed: int, prepare: Change) -> None:
+    def __init__(self, spec: EnvSpec, preset: OnPolicyPreset, seed: int) -> None:
         super().__init__(spec, preset, seed, "minibatches")
         self._preset = preset
         self._rows: list[tuple[npt.NDArray[Any], ...]] = []
-        #: Of the latest tick: actions as drawn, their log probabilities, values.
+        #: Of the latest tick: actions as drawn, what else a gradient step needs, values.
         self._draws: tuple[npt.NDArray[Any], ...] = ()
-        self.network = prepare(build_network(spec, preset, seed))
-        self._model: _SharedTorso | _TwoNetworks = (
-            _SharedTorso(self.network, spec, seed)
-            if preset.architecture.convolutions
-            else _TwoNetworks(self.network, spec, _design(preset, 1, 1.0), seed)
-        )
-        self._distribution: Gaussian | Categorical = (
-            Categorical(spec.num_actions) if spec.num_actions else Gaussian(self.network)
-        )
-        self.distance = self._distribution.distance
-        self.action_variance = self._distribution.variance
-        self._agent = self._loss_agent(spec)
-        variables = self._model.trainable_variables
-        if isinstance(preset, A2cPreset):
-            optimizer = tf_agents.rmsprop(preset, variables)
-        else:
-            optimizer = tf_agents.adam(preset.learning_rate, preset, variables, epsilon=1e-5)
-        self._step = tf_agents.GradientStep(
-            optimizer,
-            lambda gradients: tf.clip_by_global_norm(gradients, preset.gradient_clip)[0],
-        )
-        self._round = inference.compiled(self._train_on, self.network)
 
-    def _loss_agent(self, spec: EnvSpec) -> Any:
-        """Return TF-Agents' agent, which only computes losses."""
-        model, preset = self._model, self._preset
-        features_spec = tf_agents.observation_spec(model.features_spec)
-        self._actor = tf_agents.wrap(model.policy, features_spec, "Actor", self._distribution.read)
-        return tf_agents.build(
-            tf_agents.published.PPOAgent,
-            features_spec,
-            spec,
-            optimizer=keras.optimizers.SGD(),
-            actor_net=self._actor,
-            value_net=tf_agents.wrap(model.value, features_spec, "Value", tf_agents.value),
-            importance_ratio_clipping=preset.clip,
-            entropy_regularization=preset.entropy_coefficient,
-            value_pred_loss_coef=preset.value_coefficient,
-            compute_value_and_advantage_in_train=False,
-            # Not part of the paper's clipped variant.
-            normalize_rewards=False,
-            normalize_observations=False,
-            initial_adaptive_kl_beta=0.0,
-            kl_cutoff_factor=0.0,
-        )
+    def _take(self, model: Model, network: keras.Model) -> None:
+        self._model, self.network = model, network
+        self._round = inference.compiled(self._train_on, network)
 
     def change_network(self, change: Change) -> None:
         """Replace the policy network by the result of `change`."""
-        self.network = change(self.network)
-        self._model.take(self.network)
-        self._actor.model = self._model.policy
-        self._round = inference.compiled(self._train_on, self.network)
+        network = change(self.network)
+        self._model.take(network)
+        self._take(self._model, network)
 
     def start_from(self, weights: Weights, count: int) -> None:
-        """Start from a trained network; the value takes its statistics."""
+        """Start from a trained network, whose statistics all take."""
         super().start_from(weights, count)
         self._statistics.apply_to(self._model.normalised_networks)
         self.refresh()
-
-    def act(self, observations: npt.NDArray[Any], progress: float) -> npt.NDArray[Any]:
-        """Draw actions from the policy's distribution."""
-        del progress
-        heads, values = self._model.predict(observations)
-        actions, log_probabilities = self._distribution.draw(heads, self._act_random)
-        self._draws = actions, log_probabilities, values
-        return actions if self._spec.num_actions else np.clip(actions, *self._spec.bounds)
 
     def observe(self, tick: Tick) -> None:
         """Store one tick, with the actions as drawn."""
@@ -186,7 +75,7 @@ class ActorCritic(Agent):
     def learn(self, observations: npt.NDArray[Any]) -> dict[str, float]:
         """Learn from the rollout, which ended with these observations, then discard it."""
         preset = self._preset
-        rollout_observations, rewards, terminated, starts, actions, log_probabilities, values = (
+        rollout_observations, rewards, terminated, starts, *draws, values = (
             np.stack(field) for field in zip(*self._rows, strict=True)
         )
         self._rows.clear()
@@ -201,7 +90,7 @@ class ActorCritic(Agent):
         permute = self._learn_random.permutation
         permutations = [np.resize(permute(step_index), starts.size) for _ in range(preset.epochs)]
         index = np.stack(permutations).reshape(-1, preset.minibatch_size).astype(np.int32)
-        fields = [rollout_observations, actions, log_probabilities, returns, advantages]
+        fields = [rollout_observations, *draws, returns, advantages]
         flat_fields = [field.reshape(-1, *field.shape[2:]) for field in fields]
         loss, *tensors = self._round(index, *flat_fields)
         self._statistics.update(flat_fields[0][step_index])
@@ -222,36 +111,13 @@ class ActorCritic(Agent):
             total += self._gradient_step(*(tf.gather(field, index[i]) for field in fields))
         return total / float(steps), *(v.read_value() for v in self._model.read_variables)
 
-    # AutoGraph would take seconds to convert this, for nothing: its control flow is Python's.
-    @tf.autograph.experimental.do_not_convert  # type: ignore[misc]
-    def _gradient_step(
-        self, observations: Any, actions: Any, log_probabilities: Any, returns: Any, advantages: Any
-    ) -> Any:
-        if self._preset.normalize_advantages:
-            mean, variance = tf.nn.moments(advantages, axes=[0])
-            advantages = (advantages - mean) / (tf.sqrt(variance) + 1e-8)
-
-        def loss() -> Any:
-            value = self._agent.get_loss(
-                tf_agents.time_steps(self._model.features(observations)),
-                actions,
-                log_probabilities,
-                returns,
-                advantages,
-                action_distribution_parameters=None,  # For the KL penalties, which are off.
-                weights=tf.ones_like(returns),
-                train_step=self._agent.train_step_counter,
-                debug_summaries=False,
-                training=True,
-            ).loss
-            return self._with_distillation(value, observations)
-
-        return self._step(loss, self._model.trainable_variables)
+    @abstractmethod
+    def _gradient_step(self, *fields: Any) -> Any:
+        """Take a step on a minibatch; return its loss."""
 
     def refresh(self, values: Mapping[int, npt.NDArray[Any]] | None = None) -> None:
         """Act by the current weights from now on, or by those values of `read_variables`."""
         self._model.refresh(values)
-        self._distribution.refresh()
 
     def _variables(self) -> list[Any]:
         return [*self._model.variables, *self._step.variables()]
@@ -262,7 +128,7 @@ def advantage_estimates(
     values: Floats,
     terminated: npt.NDArray[np.bool_],
     starts: npt.NDArray[np.bool_],
-    preset: PpoPreset,
+    preset: OnPolicyPreset,
 ) -> Floats:
     """Estimate advantages [ticks, num_envs] (generalised estimation, arXiv 1506.02438).
 

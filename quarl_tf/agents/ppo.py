@@ -17,7 +17,7 @@ Deviations from the paper:
 9. Common to all algorithms: see `agents`.
 """
 
-from quarl_tf.agents.on_policy import ActorCritic, build_network
+from quarl_tf.agents.actor_critic import ActorCritic, build_network
 
 __all__ = ["build", "build_network"]
 

@@ -86,6 +86,11 @@ class GradientStep:
         return list(self._optimizer.variables())
 
 
+def clipped_step(optimizer: Any, norm: float) -> GradientStep:
+    """Return a step whose gradients are clipped by their global norm."""
+    return GradientStep(optimizer, lambda gradients: tf.clip_by_global_norm(gradients, norm)[0])
+
+
 class SingleDqnAgent(tf_agents.agents.DqnAgent):  # type: ignore[misc]
     """TF-Agents' DQN with one pass of the target network instead of two for its best value."""
 

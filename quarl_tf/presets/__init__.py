@@ -160,15 +160,21 @@ class OffPolicyPreset(Preset):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DqnPreset(OffPolicyPreset):
-    """Hyper-parameters of DQN."""
+class EpsilonPreset(Preset):
+    """Hyper-parameters of epsilon-greedy exploration."""
 
     ACTIONS: ClassVar[str | None] = "discrete"
 
-    target_update: _Count  #: Gradient steps between copies to the target network.
     #: Fraction of training over which exploration falls from 1 to `exploration_final`.
     exploration_fraction: _Share
     exploration_final: _Fraction  #: Probability of a random action after that.
+
+
+@dataclass(frozen=True, kw_only=True)
+class DqnPreset(EpsilonPreset, OffPolicyPreset):
+    """Hyper-parameters of DQN."""
+
+    target_update: _Count  #: Gradient steps between copies to the target network.
     gradient_clip: _Positive  #: Largest norm of each variable's gradient.
     dueling: _Flag = False  #: Whether state values and action advantages have separate last layers.
     #: Whether the network, not its target, chooses the next action that the target values.
@@ -176,18 +182,12 @@ class DqnPreset(OffPolicyPreset):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PpoPreset(Preset):
-    """Hyper-parameters of PPO; a rollout is `train_frequency` steps long."""
-
-    STOCHASTIC: ClassVar[bool] = True
+class OnPolicyPreset(Preset):
+    """Hyper-parameters of learning from rollouts, which are `train_frequency` steps long."""
 
     epochs: _Count  #: Passes over each rollout.
     minibatch_size: _Count  #: Transitions in one gradient step; a divisor of `train_frequency`.
-    clip: _Number  #: Clipping of the probability ratio; 0 for none (A2C).
-    normalize_advantages: _Flag  #: Whether advantages are standardised in each minibatch.
-    gae_lambda: _Fraction  #: Lambda of the advantage estimates; 1 for n-step returns.
-    entropy_coefficient: _Number  #: Weight of the policy's entropy in the loss.
-    value_coefficient: _Number  #: Weight of the value's error in the loss.
+    gae_lambda: _Fraction  #: Lambda of returns and advantages; 1 for n-step returns.
     gradient_clip: _Positive  #: Largest norm of the whole gradient.
 
     @property
@@ -197,6 +197,21 @@ class PpoPreset(Preset):
 
     def _check(self) -> None:
         self._require_multiple("train_frequency", "minibatch_size")
+        super()._check()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PpoPreset(OnPolicyPreset):
+    """Hyper-parameters of PPO."""
+
+    STOCHASTIC: ClassVar[bool] = True
+
+    clip: _Number  #: Clipping of the probability ratio; 0 for none (A2C).
+    normalize_advantages: _Flag  #: Whether advantages are standardised in each minibatch.
+    entropy_coefficient: _Number  #: Weight of the policy's entropy in the loss.
+    value_coefficient: _Number  #: Weight of the value's error in the loss.
+
+    def _check(self) -> None:
         fits = self.minibatch_size > 1 or not self.normalize_advantages
         text = "One advantage alone is standardised to 0; make minibatch_size 2 or more"
         self._require(fits, text, "minibatch_size", "normalize_advantages")
