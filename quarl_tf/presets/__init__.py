@@ -201,6 +201,11 @@ class OnPolicyPreset(Preset):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PqnPreset(EpsilonPreset, OnPolicyPreset):
+    """Hyper-parameters of PQN."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PpoPreset(OnPolicyPreset):
     """Hyper-parameters of PPO."""
 
@@ -253,6 +258,7 @@ ALGORITHMS: dict[str, type[Preset]] = {
     "a2c": A2cPreset,
     "ddpg": DdpgPreset,
     "dqn": DqnPreset,
+    "pqn": PqnPreset,
 }
 
 

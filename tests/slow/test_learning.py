@@ -72,6 +72,7 @@ _A2C = {"train_frequency": 32, "minibatch_size": 32, "gae_lambda": 1.0, "steps":
     [
         ("dqn", "Corridor-v0", {**_OFF_POLICY, **_DQN}),
         ("ppo", "Corridor-v0", _PPO),
+        ("pqn", "Corridor-v0", _PPO),
         ("a2c", "Corridor-v0", _A2C),
         ("ddpg", "Approach-v0", {**_OFF_POLICY, **_DDPG}),
         ("ppo", "Approach-v0", _PPO),

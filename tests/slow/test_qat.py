@@ -375,6 +375,7 @@ PLAIN = {
     "dqn": Run("dqn", "CartPole-v1", 3, {**_COMMON, **_OFF_POLICY, "target_update": 10}),
     "ddpg": Run("ddpg", "MountainCarContinuous-v0", 3, {**_COMMON, **_OFF_POLICY}),
     "ppo": Run("ppo", "CartPole-v1", 3, {**_COMMON, "minibatch_size": 16, "epochs": 1}),
+    "pqn": Run("pqn", "CartPole-v1", 3, {**_COMMON, "minibatch_size": 16, "epochs": 1}),
     "a2c with learned steps": Run("a2c", "CartPole-v1", 3, {**_COMMON, "minibatch_size": 32}),
 }
 

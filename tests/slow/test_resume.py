@@ -47,6 +47,7 @@ KINDS: dict[str, tuple[str, str, dict[str, Any], str, Quantization | None]] = {
     "dqn of a task that rises": ("dqn", "AirNav-v0", _DQN, "AirNav-v0", None),
     "ppo of images": ("ppo", BREAKOUT, {**_PPO, **_PPO_IMAGES}, BREAKOUT, None),
     "a2c at 4 bits": ("a2c", "CartPole-v1", _A2C, "CartPole-v1", aware(350)),
+    "pqn at 4 bits": ("pqn", "CartPole-v1", _PPO, "CartPole-v1", aware(100)),
     "continuous ppo": ("ppo", "Pendulum-v1", _PPO, "CartPole-v1", None),
     "learned steps": ("ppo", "CartPole-v1", _PPO, "CartPole-v1", aware(100, learned_steps=True)),
     "ddpg": ("ddpg", "Pendulum-v1", _DDPG, "MountainCarContinuous-v0", None),

@@ -170,6 +170,23 @@ def test_ppo_learns_from_steps_with_their_actions_as_drawn() -> None:
     np.testing.assert_allclose(agent.network.get_layer("normalizer").mean, seen, rtol=1e-4)
 
 
+def test_pqn_learns_pengs_returns_by_hand() -> None:
+    settings = {"num_envs": 1, "train_frequency": 3, "minibatch_size": 3, "epochs": 1}
+    agent = build("pqn", **settings, discount=0.5, gae_lambda=0.25)
+    observations = np.random.default_rng(0).normal(size=(4, 1, 4)).astype(np.float32)
+    heads, actions = agent.network(observations[:, 0]).numpy(), []
+    for reward, row in zip([1.0, 2.0, 4.0], observations, strict=False):
+        actions.append(agent.act(row, 0.1)[0])
+        flags = np.zeros(1, np.bool_), np.ones(1, np.bool_)
+        agent.observe(Tick(row, actions[-1:], np.float32([reward]), *flags))
+    best = heads.max(axis=1)
+    third = 4 + 0.5 * best[3]
+    second = 2 + 0.5 * (0.75 * best[2] + 0.25 * third)
+    first = 1 + 0.5 * (0.75 * best[1] + 0.25 * second)
+    errors = heads[range(3), actions] - [first, second, third]
+    np.testing.assert_allclose(agent.learn(observations[3])["loss"], (errors**2).mean(), rtol=1e-5)
+
+
 def test_dqn_learns_with_the_statistics_of_what_it_observed() -> None:
     sizes = {"num_envs": 2, "train_frequency": 16, "learning_starts": 16, "batch_size": 4}
     agent, nowhere = build("dqn", **sizes, gradient_steps=1), np.zeros(2, np.bool_)

@@ -149,7 +149,7 @@ def test_what_does_not_fit_is_refused(monkeypatch: Patch) -> None:
     numbers = SimpleNamespace(step=lambda _: (np.ones(2), np.ones(2), [0, 1], [1, 0], {}))
     tick = next(ticks(numbers, np.asarray, np.zeros(2)))
     assert (tick.terminated.tolist(), tick.truncated.tolist()) == ([False, True], [True, False])
-    for algo in ("dqn", "ddpg"):
+    for algo in ("dqn", "pqn", "ddpg"):
         message = refused(environments.require_actions, algo, SEVERAL, code=2)
         assert message.endswith("take ppo or a2c. Received: actions='multi-discrete'")
     environments.require_actions("ppo", SEVERAL)

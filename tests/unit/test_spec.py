@@ -168,7 +168,7 @@ def test_presets_say_what_is_usual_for_an_algorithm() -> None:
         schedule = presets.quantization(algo, {"bits": 4, "delay": 100, **options}).schedule
         return schedule.ranges, schedule.gradient
 
-    assert usual("dqn") == ("following", "straight_through")
+    assert usual("dqn") == usual("pqn") == ("following", "straight_through")
     assert usual("ddpg") == ("following", "clipped")
     assert usual("ppo") == usual("a2c") == ("extremes", "straight_through")
     assert usual("dqn", ranges="moving_average") == ("moving_average", "straight_through")
