@@ -28,12 +28,12 @@ class _TwoNetworks(Model):
         self.take(network)
 
     def take(self, network: keras.Model) -> None:
-        self.policy = network
+        self.network = self.policy = network
         models = self.normalised_networks = [network, self.value]
         self.trainable_variables = [v for model in models for v in model.trainable_variables]
         self._snapshots = [Snapshot(model) for model in models]
         self.variables = [v for snapshot in self._snapshots for v in snapshot.variables]
-        self.read_variables = self.variables
+        self.read_variables = [v for snapshot in self._snapshots for v in snapshot.read_variables]
 
     def features(self, observations: Any) -> Any:
         return observations
@@ -61,6 +61,7 @@ class _SharedTorso(Model):
         self.take(network)
 
     def take(self, network: keras.Model) -> None:
+        self.network = network
         head, output_layer = network.get_layer("head"), network.layers[-1]
         # The torso may compute in bfloat16, the heads are float32.
         features = tf.cast(head.input, tf.float32)
@@ -113,7 +114,7 @@ class ActorCritic(OnPolicyAgent):
             if preset.architecture.convolutions
             else _TwoNetworks(network, spec, _design(preset, 1, 1.0), seed)
         )
-        self._take(model, network)
+        self._take(model)
         self._distribution: Gaussian | Categorical = (
             Categorical(spec.num_actions) if spec.num_actions else Gaussian(self.network)
         )

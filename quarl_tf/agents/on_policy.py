@@ -19,6 +19,7 @@ from quarl_tf.presets import OnPolicyPreset
 class Model(ABC):
     """The networks of an agent, and their forward pass with the weights of the last `refresh`."""
 
+    network: keras.Model  #: The policy.
     #: The networks that have the normaliser's statistics.
     normalised_networks: Sequence[keras.Model]
     variables: Sequence[Any]
@@ -51,15 +52,14 @@ class OnPolicyAgent(Agent):
         #: Of the latest tick: actions as drawn, what else a gradient step needs, values.
         self._draws: tuple[npt.NDArray[Any], ...] = ()
 
-    def _take(self, model: Model, network: keras.Model) -> None:
-        self._model, self.network = model, network
-        self._round = inference.compiled(self._train_on, network)
+    def _take(self, model: Model) -> None:
+        self._model, self.network = model, model.network
+        self._round = inference.compiled(self._train_on, self.network)
 
     def change_network(self, change: Change) -> None:
         """Replace the policy network by the result of `change`."""
-        network = change(self.network)
-        self._model.take(network)
-        self._take(self._model, network)
+        self._model.take(change(self.network))
+        self._take(self._model)
 
     def start_from(self, weights: Weights, count: int) -> None:
         """Start from a trained network, whose statistics all take."""

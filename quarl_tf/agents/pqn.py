@@ -36,7 +36,8 @@ class _QNetwork(Model):
         self.normalised_networks = [network]
         self.trainable_variables = network.trainable_variables
         self._snapshot = Snapshot(network)
-        self.read_variables = self.variables = self._snapshot.variables
+        self.variables = self._snapshot.variables
+        self.read_variables = self._snapshot.read_variables
 
     def predict(self, observations: npt.NDArray[Any]) -> tuple[Floats, Floats]:
         heads = self._snapshot(observations)
@@ -54,8 +55,7 @@ class QLearner(OnPolicyAgent):
 
     def __init__(self, spec: EnvSpec, preset: PqnPreset, seed: int, prepare: Change) -> None:
         super().__init__(spec, preset, seed)
-        network = prepare(build_network(spec, preset, seed))
-        self._take(_QNetwork(network), network)
+        self._take(_QNetwork(prepare(build_network(spec, preset, seed))))
         optimizer = tf_agents.adam(
             preset.learning_rate, preset, self._model.trainable_variables, epsilon=1e-5
         )

@@ -88,6 +88,8 @@ class Snapshot:
         self._compiled = None if _is_dense_float32(network) else forward(copy)
         # Kept, since Keras searches all layers whenever it lists variables.
         self.variables: Sequence[Any] = list(network.variables)
+        #: The variables whose values `refresh` takes.
+        self.read_variables = self.variables if self._compiled is None else []
         self._layers = network.layers[1:]
         self._steps: list[Forward] = []
         self.refresh()
