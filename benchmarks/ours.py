@@ -55,7 +55,8 @@ class Workload:
 
     def preset(self) -> presets.Preset:
         """Return the hyper-parameters that all libraries train with."""
-        explored = _EXPLORED if self.algo == "dqn" else {}
+        draws = issubclass(presets.ALGORITHMS[self.algo], presets.EpsilonGreedyPreset)
+        explored = _EXPLORED if draws else {}
         return presets.load(self.algo, self.env_id, {**_ENDLESS, **explored, **self.overrides})
 
 
@@ -154,8 +155,8 @@ def multiplications(workload: Workload) -> float:
     preset: Any = workload.preset()
     spec = environments.env_spec(workload.env_id)
     agent: Any = agents.build(workload.algo, spec, preset, 0)
-    if workload.algo in ("a2c", "ppo"):
-        total, first = _passes(*agent._model.normalised_networks)
+    if isinstance(preset, presets.OnPolicyPreset):
+        total, first = _passes(*agent._networks.normalised_networks)
         return total + preset.epochs * (3 * total - first)
     transitions = preset.batch_size * preset.gradient_steps / preset.train_frequency
     total, first = _passes(agent.network)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from quarl_tf import networks
 from quarl_tf.agents import Change, tf_agents
 from quarl_tf.agents.distributions import Categorical, Gaussian
-from quarl_tf.agents.on_policy import Model, OnPolicyAgent
+from quarl_tf.agents.on_policy import Networks, OnPolicyAgent
 from quarl_tf.environments import EnvSpec
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.foundation.seeding import generator
@@ -19,7 +19,7 @@ from quarl_tf.networks.layers import Floats
 from quarl_tf.presets import A2cPreset, PpoPreset
 
 
-class _TwoNetworks(Model):
+class _TwoNetworks(Networks):
     """Policy and value without shared layers, as the papers' small networks."""
 
     def __init__(self, network: keras.Model, spec: EnvSpec, design: Design, seed: int) -> None:
@@ -32,8 +32,6 @@ class _TwoNetworks(Model):
         models = self.normalised_networks = [network, self.value]
         self.trainable_variables = [v for model in models for v in model.trainable_variables]
         self._snapshots = [Snapshot(model) for model in models]
-        self.variables = [v for snapshot in self._snapshots for v in snapshot.variables]
-        self.read_variables = [v for snapshot in self._snapshots for v in snapshot.read_variables]
 
     def features(self, observations: Any) -> Any:
         return observations
@@ -42,12 +40,8 @@ class _TwoNetworks(Model):
         heads, values = (snapshot(observations) for snapshot in self._snapshots)
         return heads, values[:, 0]
 
-    def refresh(self, values: Mapping[int, npt.NDArray[Any]] | None = None) -> None:
-        for snapshot in self._snapshots:
-            snapshot.refresh(values)
 
-
-class _SharedTorso(Model):
+class _SharedTorso(Networks):
     """Policy and value as two heads on shared layers, as the papers' networks for images."""
 
     def __init__(self, network: keras.Model, spec: EnvSpec, seed: int) -> None:
@@ -71,18 +65,15 @@ class _SharedTorso(Model):
         self.policy = keras.Model(self._features, output)
         self.normalised_networks = [network]
         joint = keras.Model(network.input, [network.output, self.value(features)])
-        self.variables, self.trainable_variables = joint.variables, joint.trainable_variables
-        self._snapshot = Snapshot(joint)
+        self.trainable_variables = joint.trainable_variables
+        self._snapshots = [Snapshot(joint)]
 
     def features(self, observations: Any) -> Any:
         return self._torso(observations, training=True)
 
     def predict(self, observations: npt.NDArray[Any]) -> tuple[Floats, Floats]:
-        heads, values = self._snapshot(observations)
+        heads, values = self._snapshots[0](observations)
         return heads, values[:, 0]
-
-    def refresh(self, values: Mapping[int, npt.NDArray[Any]] | None = None) -> None:
-        self._snapshot.refresh(values)
 
 
 def build_network(spec: EnvSpec, preset: PpoPreset, seed: int) -> keras.Model:
@@ -104,24 +95,22 @@ class ActorCritic(OnPolicyAgent):
     """Draws actions from its distribution and learns from each rollout once."""
 
     _preset: PpoPreset
-    _model: _SharedTorso | _TwoNetworks
+    _networks: _SharedTorso | _TwoNetworks
 
     def __init__(self, spec: EnvSpec, preset: PpoPreset, seed: int, prepare: Change) -> None:
         super().__init__(spec, preset, seed)
         network = prepare(build_network(spec, preset, seed))
-        model: _SharedTorso | _TwoNetworks = (
-            _SharedTorso(network, spec, seed)
-            if preset.architecture.convolutions
-            else _TwoNetworks(network, spec, _design(preset, 1, 1.0), seed)
-        )
-        self._take(model)
+        if preset.architecture.convolutions:
+            self._use(_SharedTorso(network, spec, seed))
+        else:
+            self._use(_TwoNetworks(network, spec, _design(preset, 1, 1.0), seed))
         self._distribution: Gaussian | Categorical = (
             Categorical(spec.num_actions) if spec.num_actions else Gaussian(self.network)
         )
         self.distance = self._distribution.distance
         self.action_variance = self._distribution.variance
         self._agent = self._loss_agent(spec)
-        variables = self._model.trainable_variables
+        variables = self._networks.trainable_variables
         if isinstance(preset, A2cPreset):
             optimizer = tf_agents.rmsprop(preset, variables)
         else:
@@ -130,7 +119,7 @@ class ActorCritic(OnPolicyAgent):
 
     def _loss_agent(self, spec: EnvSpec) -> Any:
         """Return TF-Agents' agent, which only computes losses."""
-        model, preset = self._model, self._preset
+        model, preset = self._networks, self._preset
         features_spec = tf_agents.observation_spec(model.features_spec)
         self._actor = tf_agents.wrap(model.policy, features_spec, "Actor", self._distribution.read)
         return tf_agents.build(
@@ -154,41 +143,34 @@ class ActorCritic(OnPolicyAgent):
     def change_network(self, change: Change) -> None:
         """Replace the policy network by the result of `change`."""
         super().change_network(change)
-        self._actor.model = self._model.policy
+        self._actor.model = self._networks.policy
 
     def act(self, observations: npt.NDArray[Any], progress: float) -> npt.NDArray[Any]:
         """Draw actions from the policy's distribution."""
         del progress
-        heads, values = self._model.predict(observations)
+        heads, values = self._networks.predict(observations)
         actions, log_probabilities = self._distribution.draw(heads, self._act_random)
         self._draws = actions, log_probabilities, values
         return actions if self._spec.num_actions else np.clip(actions, *self._spec.bounds)
 
-    # AutoGraph would take seconds to convert this, for nothing: its control flow is Python's.
-    @tf.autograph.experimental.do_not_convert  # type: ignore[misc]
-    def _gradient_step(
-        self, observations: Any, actions: Any, log_probabilities: Any, returns: Any, advantages: Any
-    ) -> Any:
+    def _loss(self, observations: Any, *fields: Any) -> Any:
+        actions, log_probabilities, returns, advantages = fields
         if self._preset.normalize_advantages:
             mean, variance = tf.nn.moments(advantages, axes=[0])
             advantages = (advantages - mean) / (tf.sqrt(variance) + 1e-8)
 
-        def loss() -> Any:
-            value = self._agent.get_loss(
-                tf_agents.time_steps(self._model.features(observations)),
-                actions,
-                log_probabilities,
-                returns,
-                advantages,
-                action_distribution_parameters=None,  # For the KL penalties, which are off.
-                weights=tf.ones_like(returns),
-                train_step=self._agent.train_step_counter,
-                debug_summaries=False,
-                training=True,
-            ).loss
-            return self._with_distillation(value, observations)
-
-        return self._step(loss, self._model.trainable_variables)
+        return self._agent.get_loss(
+            tf_agents.time_steps(self._networks.features(observations)),
+            actions,
+            log_probabilities,
+            returns,
+            advantages,
+            action_distribution_parameters=None,  # For the KL penalties, which are off.
+            weights=tf.ones_like(returns),
+            train_step=self._agent.train_step_counter,
+            debug_summaries=False,
+            training=True,
+        ).loss
 
     def refresh(self, values: Mapping[int, npt.NDArray[Any]] | None = None) -> None:
         """Act by the current weights and standard deviations from now on."""

@@ -1,4 +1,4 @@
-"""On-policy agents: they learn from each rollout in minibatches."""
+"""Agents that learn from each rollout of the current policy, in minibatches."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -12,20 +12,19 @@ from quarl_tf.environments import EnvSpec
 from quarl_tf.environments.acting import Tick
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.networks import Weights, inference
+from quarl_tf.networks.inference import Snapshot
 from quarl_tf.networks.layers import Floats
 from quarl_tf.presets import OnPolicyPreset
 
 
-class Model(ABC):
-    """The networks of an agent, and their forward pass with the weights of the last `refresh`."""
+class Networks(ABC):
+    """The networks of an agent, evaluated with the weights of the last `refresh`."""
 
     network: keras.Model  #: The policy.
-    #: The networks that have the normaliser's statistics.
+    #: Those that have the normaliser's statistics.
     normalised_networks: Sequence[keras.Model]
-    variables: Sequence[Any]
     trainable_variables: Sequence[Any]
-    #: The variables whose values `refresh` takes.
-    read_variables: Sequence[Any] = ()
+    _snapshots: Sequence[Snapshot]
 
     @abstractmethod
     def take(self, network: keras.Model) -> None:
@@ -35,9 +34,20 @@ class Model(ABC):
     def predict(self, observations: npt.NDArray[Any]) -> tuple[Floats, Floats]:
         """Return heads [n, outputs] and values of states [n]."""
 
-    @abstractmethod
+    @property
+    def variables(self) -> list[Any]:
+        """All variables, in the order of checkpoints."""
+        return [v for snapshot in self._snapshots for v in snapshot.variables]
+
+    @property
+    def read_variables(self) -> list[Any]:
+        """The variables whose values `refresh` takes."""
+        return [v for snapshot in self._snapshots for v in snapshot.read_variables]
+
     def refresh(self, values: Mapping[int, npt.NDArray[Any]] | None = None) -> None:
         """Predict by the current weights, or by values of `read_variables` by `id`."""
+        for snapshot in self._snapshots:
+            snapshot.refresh(values)
 
 
 class OnPolicyAgent(Agent):
@@ -52,19 +62,19 @@ class OnPolicyAgent(Agent):
         #: Of the latest tick: actions as drawn, what else a gradient step needs, values.
         self._draws: tuple[npt.NDArray[Any], ...] = ()
 
-    def _take(self, model: Model) -> None:
-        self._model, self.network = model, model.network
+    def _use(self, networks: Networks) -> None:
+        self._networks, self.network = networks, networks.network
         self._round = inference.compiled(self._train_on, self.network)
 
     def change_network(self, change: Change) -> None:
         """Replace the policy network by the result of `change`."""
-        self._model.take(change(self.network))
-        self._take(self._model)
+        self._networks.take(change(self.network))
+        self._use(self._networks)
 
     def start_from(self, weights: Weights, count: int) -> None:
-        """Start from a trained network, whose statistics all take."""
+        """Start from a trained network, whose statistics all networks take."""
         super().start_from(weights, count)
-        self._statistics.apply_to(self._model.normalised_networks)
+        self._statistics.apply_to(self._networks.normalised_networks)
         self.refresh()
 
     def observe(self, tick: Tick) -> None:
@@ -79,7 +89,7 @@ class OnPolicyAgent(Agent):
             np.stack(field) for field in zip(*self._rows, strict=True)
         )
         self._rows.clear()
-        last_values = self._model.predict(observations)[1]
+        last_values = self._networks.predict(observations)[1]
         advantages = advantage_estimates(
             rewards, np.concatenate([values, last_values[None]]), terminated, starts, preset
         )
@@ -94,11 +104,11 @@ class OnPolicyAgent(Agent):
         flat_fields = [field.reshape(-1, *field.shape[2:]) for field in fields]
         loss, *tensors = self._round(index, *flat_fields)
         self._statistics.update(flat_fields[0][step_index])
-        statistics_changed = self._statistics.apply_to(self._model.normalised_networks)
+        statistics_changed = self._statistics.apply_to(self._networks.normalised_networks)
         # Reading all variables takes long: only the statistics may have changed since the steps.
         current_values = {
             id(v): (v if statistics_changed and not v.trainable else tensor).numpy()
-            for v, tensor in zip(self._model.read_variables, tensors, strict=True)
+            for v, tensor in zip(self._networks.read_variables, tensors, strict=True)
         }
         self.refresh(current_values)
         return {"loss": float(loss)}
@@ -109,18 +119,26 @@ class OnPolicyAgent(Agent):
         steps = index.shape[0]
         for i in tf.range(steps):
             total += self._gradient_step(*(tf.gather(field, index[i]) for field in fields))
-        return total / float(steps), *(v.read_value() for v in self._model.read_variables)
+        return total / float(steps), *(v.read_value() for v in self._networks.read_variables)
+
+    # AutoGraph would take seconds to convert this, for nothing: its control flow is Python's.
+    @tf.autograph.experimental.do_not_convert  # type: ignore[misc]
+    def _gradient_step(self, observations: Any, *fields: Any) -> Any:
+        def loss() -> Any:
+            return self._with_distillation(self._loss(observations, *fields), observations)
+
+        return self._step(loss, self._networks.trainable_variables)
 
     @abstractmethod
-    def _gradient_step(self, *fields: Any) -> Any:
-        """Take a step on a minibatch; return its loss."""
+    def _loss(self, observations: Any, *fields: Any) -> Any:
+        """Return the loss of a minibatch."""
 
     def refresh(self, values: Mapping[int, npt.NDArray[Any]] | None = None) -> None:
         """Act by the current weights from now on, or by those values of `read_variables`."""
-        self._model.refresh(values)
+        self._networks.refresh(values)
 
     def _variables(self) -> list[Any]:
-        return [*self._model.variables, *self._step.variables()]
+        return [*self._networks.variables, *self._step.variables()]
 
 
 def advantage_estimates(

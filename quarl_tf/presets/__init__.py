@@ -160,7 +160,7 @@ class OffPolicyPreset(Preset):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpsilonPreset(Preset):
+class EpsilonGreedyPreset(Preset):
     """Hyper-parameters of epsilon-greedy exploration."""
 
     ACTIONS: ClassVar[str | None] = "discrete"
@@ -171,7 +171,7 @@ class EpsilonPreset(Preset):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DqnPreset(EpsilonPreset, OffPolicyPreset):
+class DqnPreset(EpsilonGreedyPreset, OffPolicyPreset):
     """Hyper-parameters of DQN."""
 
     target_update: _Count  #: Gradient steps between copies to the target network.
@@ -183,11 +183,12 @@ class DqnPreset(EpsilonPreset, OffPolicyPreset):
 
 @dataclass(frozen=True, kw_only=True)
 class OnPolicyPreset(Preset):
-    """Hyper-parameters of learning from rollouts, which are `train_frequency` steps long."""
+    """Hyper-parameters of learning from each rollout, which is `train_frequency` steps long."""
 
     epochs: _Count  #: Passes over each rollout.
     minibatch_size: _Count  #: Transitions in one gradient step; a divisor of `train_frequency`.
-    gae_lambda: _Fraction  #: Lambda of returns and advantages; 1 for n-step returns.
+    #: Lambda of the advantage estimates, of the returns in PQN; 1 for n-step returns.
+    gae_lambda: _Fraction
     gradient_clip: _Positive  #: Largest norm of the whole gradient.
 
     @property
@@ -201,7 +202,7 @@ class OnPolicyPreset(Preset):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PqnPreset(EpsilonPreset, OnPolicyPreset):
+class PqnPreset(EpsilonGreedyPreset, OnPolicyPreset):
     """Hyper-parameters of PQN."""
 
 

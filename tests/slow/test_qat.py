@@ -360,7 +360,7 @@ def test_agents_of_images_learn_kernels_and_biases_alone_once_quantised(precisio
     for name, value in before.items():
         assert np.array_equal(after[name], value) != name.endswith(("/kernel:0", "/bias:0"))
     images = random.integers(0, 256, (600, 36, 36, 2), dtype=np.uint8)
-    heads, values = agent._model.predict(images)  # type: ignore[attr-defined]
+    heads, values = agent._networks.predict(images)  # type: ignore[attr-defined]
     # As a graph: TensorFlow fuses convolutions there, which rounds bfloat16 sums otherwise.
     expected = inference.forward(agent.network)(images)
     np.testing.assert_allclose(heads, expected, rtol=1e-5, atol=1e-6)
@@ -416,7 +416,12 @@ def test_until_the_delay_training_is_the_plain_one(name: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("name", "gradient", "options"),
-    [("dqn", "straight_through", {}), ("ddpg", "clipped", {}), ("ddpg", "clipped", {"until": 1.0})],
+    [
+        ("dqn", "straight_through", {}),
+        ("pqn", "straight_through", {}),
+        ("ddpg", "clipped", {}),
+        ("ddpg", "clipped", {"until": 1.0}),
+    ],
 )
 def test_the_best_since_the_delay_is_kept_with_its_grids(
     name: str, gradient: str, options: Any, tmp_path: Path, monkeypatch: Patch
@@ -444,7 +449,8 @@ def test_the_best_since_the_delay_is_kept_with_its_grids(
 
 
 #: Overrides by which acting depends on the head alone: no noise, no exploration, one draw.
-_CERTAIN = {"ddpg": {"noise": 0.0}, "dqn": {"exploration_final": 0.0}, "ppo": {}}
+_GREEDY = {"exploration_final": 0.0}
+_CERTAIN = {"ddpg": {"noise": 0.0}, "dqn": _GREEDY, "pqn": _GREEDY, "ppo": {}}
 
 
 @pytest.mark.parametrize("name", _CERTAIN)
@@ -463,7 +469,7 @@ def test_from_the_delay_on_the_network_acts_on_fixed_grids(name: str, tmp_path: 
     actions = np.stack([state.agent.act(pair, 1.0) for pair in pairs])
     expected = {
         "ddpg": lambda: heads.clip(-1, 1),
-        "dqn": lambda: heads.argmax(axis=2),
+        **dict.fromkeys(("dqn", "pqn"), lambda: heads.argmax(axis=2)),
         "ppo": lambda: [Categorical(heads.shape[-1]).draw(pair, draws)[0] for pair in heads],
     }
     np.testing.assert_array_equal(actions, expected[name]())
@@ -475,8 +481,10 @@ def test_from_the_delay_on_the_network_acts_on_fixed_grids(name: str, tmp_path: 
     for target in state.agent.targets:
         weights = networks.weights(target)
         np.testing.assert_equal({key: weights[key] for key in ends}, grids)
-    critic = state.agent._model.value if name == "ppo" else state.agent._normalised_networks[0]
-    assert name == "dqn" or not qat.quantized_layers(critic)
+    if name in ("ppo", "ddpg"):
+        agent = state.agent
+        critic = agent._networks.value if name == "ppo" else agent._normalised_networks[0]
+        assert not qat.quantized_layers(critic)
     for _ in range(3):
         state.burst()
     after = networks.weights(network)

@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import Network
-from samples import Artifacts, Capsys, Patch, printed, refusal
+from samples import Artifacts, Capsys, Patch, printed, python, refusal
 
 from quarl_tf.cli import main
 from quarl_tf.export import adopt as adopting
@@ -207,8 +205,7 @@ def test_nan_heads_and_crashes_get_one_line(file: Path, capsys: Capsys, monkeypa
 
 def test_a_child_ends_with_its_parent() -> None:
     code = "import os; from quarl_tf.export.adopt import _in_a_child as run; "
-    words = [sys.executable, "-c", code + "run('', os.kill, os.getpid(), 9)"]
-    assert subprocess.run(words, check=False, stdout=subprocess.PIPE, timeout=60).returncode == -9
+    python("-c", code + "run('', os.kill, os.getpid(), 9)", code=-9, timeout=60)
 
 
 def _crash(*_: Any) -> None:

@@ -34,7 +34,8 @@ def build(
 
 
 @pytest.mark.parametrize(
-    ("algo", "spec"), [("dqn", CART_POLE), ("ddpg", STEERED), ("ppo", STEERED)]
+    ("algo", "spec"),
+    [("dqn", CART_POLE), ("ddpg", STEERED), ("ppo", STEERED), ("pqn", CART_POLE)],
 )
 def test_an_agent_from_a_network_acts_as_it_and_keeps_its_statistics(algo: str, spec: Any) -> None:
     origin = build(algo, spec).network
@@ -47,7 +48,7 @@ def test_an_agent_from_a_network_acts_as_it_and_keeps_its_statistics(algo: str, 
     inputs = np.random.default_rng(0).normal(size=(32, len(mean))).astype(np.float32)
     for network in (agent.network, *agent.targets):
         np.testing.assert_allclose(network(inputs), origin(inputs), rtol=1e-5, atol=1e-5)
-    for model in agent._model.normalised_networks if algo == "ppo" else ():  # Its critic, too.
+    for model in agent._networks.normalised_networks if algo == "ppo" else ():  # Its critic, too.
         normalizer = unwrap(model.get_layer("normalizer"))
         np.testing.assert_allclose(normalizer.mean, mean, rtol=1e-5)
         np.testing.assert_allclose(normalizer.inverse_deviation, 1 / deviation, rtol=1e-5)
@@ -148,7 +149,7 @@ def test_ppo_learns_from_steps_with_their_actions_as_drawn() -> None:
     agent, random = build("ppo", STEERED, **sizes), np.random.default_rng(0)
     agent.network.get_layer("action").log_deviation.assign(np.log([5.0, 20.0]))  # Some clip.
     agent.refresh()
-    agent._round = Mock(return_value=(0.0, *agent._model.read_variables))
+    agent._round = Mock(return_value=(0.0, *agent._networks.read_variables))
     observations = random.normal(size=(9, 2, 3)).astype(np.float32)
     rewards = random.normal(size=(8, 2)).astype(np.float32)
     terminated, starts = random.random((2, 8, 2)) < [[[0.3]], [[0.7]]]
@@ -158,7 +159,7 @@ def test_ppo_learns_from_steps_with_their_actions_as_drawn() -> None:
         draws.append(agent._draws)
         agent.observe(Tick(row[0], actions, *row[1:]))
     drawn, _, values = map(np.stack, zip(*draws, strict=True))
-    last_values = agent._model.predict(observations[-1])[1]
+    last_values = agent._networks.predict(observations[-1])[1]
     agent.learn(observations[-1])
     columns = rewards, np.vstack([values, last_values]), terminated, starts
     advantages = on_policy.advantage_estimates(*columns, agent._preset)
@@ -177,8 +178,7 @@ def test_pqn_learns_pengs_returns_by_hand() -> None:
     heads, actions = agent.network(observations[:, 0]).numpy(), []
     for reward, row in zip([1.0, 2.0, 4.0], observations, strict=False):
         actions.append(agent.act(row, 0.1)[0])
-        flags = np.zeros(1, np.bool_), np.ones(1, np.bool_)
-        agent.observe(Tick(row, actions[-1:], np.float32([reward]), *flags))
+        agent.observe(Tick(row, actions[-1:], np.float32([reward]), *np.bool_([[0], [1]])))
     best = heads.max(axis=1)
     third = 4 + 0.5 * best[3]
     second = 2 + 0.5 * (0.75 * best[2] + 0.25 * third)
@@ -271,7 +271,10 @@ def test_each_gradient_of_dqn_is_clipped() -> None:
     np.testing.assert_allclose([tf.norm(g) for g in gradients], 1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize(("algo", "spec"), [("dqn", CART_POLE), ("ppo", STEERED), ("a2c", SEVERAL)])
+@pytest.mark.parametrize(
+    ("algo", "spec"),
+    [("dqn", CART_POLE), ("pqn", CART_POLE), ("ppo", STEERED), ("a2c", SEVERAL)],
+)
 def test_distance_from_a_teacher_by_hand_and_a_step_towards_it(algo: str, spec: EnvSpec) -> None:
     agent, shift = build(algo, spec, distillation=1e3), 0.1
     random_weights(agent.network)
@@ -282,7 +285,7 @@ def test_distance_from_a_teacher_by_hand_and_a_step_towards_it(algo: str, spec: 
 
     def distance() -> float:
         heads = [model(observations).numpy() for model in (agent.teacher, agent.network)]
-        if algo == "dqn" or spec.num_actions is None:
+        if algo in ("dqn", "pqn") or spec.num_actions is None:
             return float(np.square(heads[0] - heads[1]).mean())
         choices = (np.split(np.exp(head), [2] * (spec is SEVERAL), axis=1) for head in heads)
         # The Kullback-Leibler divergence of each choice.
@@ -293,11 +296,10 @@ def test_distance_from_a_teacher_by_hand_and_a_step_towards_it(algo: str, spec: 
     loss = float(agent._with_distillation(1.0, observations))
     assert loss == pytest.approx(1 + 1e3 * before, rel=1e-4)
     actions = np.zeros((64, 2), np.int32) if spec is SEVERAL else batch[0]
-    arguments = [tf.constant(field) for field in (observations, actions, *[batch[1]] * 3)]
-    if algo == "dqn":
-        arguments = [batch[-1]]
+    others = [batch[1]] * (2 if algo == "pqn" else 3)
+    arguments = [tf.constant(field) for field in (observations, actions, *others)]
     for _ in range(5):
-        agent._gradient_step(*arguments)
+        agent._gradient_step(*([batch[-1]] if algo == "dqn" else arguments))
     assert distance() < before
     np.testing.assert_array_equal(values_of(agent.teacher), start)
 
@@ -312,7 +314,7 @@ def test_loss_on_shared_layers_is_ppo_s_by_hand_and_its_gradient_is_taken(normal
     random = np.random.default_rng(0)
     observations = random.integers(0, 256, (32, 36, 36, 2), np.uint8)
     actions = random.integers(4, size=32).astype(np.int32)
-    logits, values = agent._model.predict(observations)
+    logits, values = agent._networks.predict(observations)
     np.testing.assert_allclose(logits, agent.network(observations).numpy(), rtol=1e-4, atol=1e-6)
     assert len(np.unique(values)) == 32
     log_probabilities = special.log_softmax(logits, axis=1)
@@ -335,7 +337,7 @@ def test_loss_on_shared_layers_is_ppo_s_by_hand_and_its_gradient_is_taken(normal
     norm = tf.linalg.global_norm(gradients)
 
     def moved(distance: float) -> float:
-        for variable, gradient in zip(agent._model.trainable_variables, gradients, strict=True):
+        for variable, gradient in zip(agent._networks.trainable_variables, gradients, strict=True):
             variable.assign_add(distance / norm * gradient)
         return float(stepped(agent, batch)[0])
 

@@ -128,9 +128,7 @@ def test_halves_are_widened(artifacts: Artifacts) -> None:
     assert "float16" not in flatbuffer.audit(full).tensor_dtypes
     halves, floats = ([*flatbuffer.weights(x).values()] for x in (half, full))
     np.testing.assert_equal(floats, halves)
-    policies = [Policy(content, Policy.load(artifacts["fp16"]).sidecar) for content in (half, full)]
-    for observation in np.random.default_rng(0).normal(size=(20, 4)):
-        np.testing.assert_allclose(*(policy.head(observation) for policy in policies), atol=1e-5)
+    np.testing.assert_allclose(*map(heads, (half, full)), atol=1e-5)
     assert in_float32(full) == full
 
 
@@ -182,12 +180,15 @@ def content(artifacts: Artifacts) -> bytes:
     return artifacts["fp32"].read_bytes()
 
 
-def heads(content: bytes, observations: np.ndarray = OBSERVATIONS) -> np.ndarray:
+def policy_of(content: bytes, observations: np.ndarray) -> Policy:
     (head,) = flatbuffer.audit(content).outputs
     shape, dtype = list(observations.shape[1:]), observations.dtype.name
     sidecar = replace(SIDECAR, observation_shape=shape, observation_dtype=dtype)
-    policy = Policy(content, replace(sidecar, num_actions=head.shape[1]))
-    return auto.heads(content, policy, observations)
+    return Policy(content, replace(sidecar, num_actions=head.shape[1]))
+
+
+def heads(content: bytes, observations: np.ndarray = OBSERVATIONS) -> np.ndarray:
+    return auto.heads(content, policy_of(content, observations), observations)
 
 
 def test_codes_and_scales_of_a_kernel() -> None:
@@ -492,8 +493,7 @@ def test_a_tensor_that_several_layers_read_has_one_grid() -> None:
 def test_an_error_that_all_actions_share_is_none() -> None:
     shared = of_function(lambda x: head(hidden(x)) + 100 * hidden(x, 9, 1), (6,), "float32")
     graph = Graph(content := converted(shared))
-    policy = Policy(content, replace(SIDECAR, observation_shape=[6], num_actions=3))
-    errors = auto.errors(content, policy, FEATURES)
+    errors = auto.errors(content, policy_of(content, FEATURES), FEATURES)
     shapes = {name: graph.tensors[op.outputs[0]].shape for name, op in graph.layers().items()}
     (value,) = (name for name, shape in shapes.items() if shape[-1] == 1)
     assert errors[value] < 0.01 * max(errors.values())
@@ -527,24 +527,10 @@ def by_rows(x: Any) -> Any:
     return head(tf.reshape(tf.nn.relu(tf.reshape(x, (1, 2, 3)) @ drawn(3, 8)), (1, 16)))
 
 
-def by_images(x: Any) -> Any:
-    images = tf.nn.conv2d(tf.reshape(x, (2, 3, 1, 1)), drawn(2, 1, 1, 4), 1, "VALID")
-    return head(tf.reshape(tf.nn.relu(images), (1, 16)))
-
-
 def on_a_small_image(x: Any, dilations: int = 1) -> Any:
     image = tf.reshape(x, (1, 2, 3, 1))
     features = tf.nn.relu(tf.nn.conv2d(image, drawn(3, 3, 1, 8), 1, "SAME", dilations=dilations))
     return head(tf.reshape(features, (1, 48)))
-
-
-def grouped(x: Any, convolve: Any = tf.nn.depthwise_conv2d, channels: int = 2) -> Any:
-    image, kernel = tf.reshape(x, (1, 3, 1, 2)), drawn(2, 2, channels, 4 // channels)
-    return head(tf.reshape(convolve(image, kernel, (1, 1, 1, 1), "SAME"), (1, 12)))
-
-
-def products_of_a_batch(x: Any) -> Any:
-    return head(tf.reshape(tf.reshape(x, (2, 1, 3)) @ drawn(2, 3, 8), (1, 16)))
 
 
 def mostly_bias(x: Any) -> Any:
@@ -582,16 +568,19 @@ def test_integers_compute_what_the_network_does(name: str) -> None:
     assert error_of(NETWORKS[name], "int8", "int8_tensor", "ptq_opt_w8a8") < 0.25
 
 
-def clipped_bytes(x: Any) -> Any:
-    return head(tf.nn.relu6(0.1 * tf.cast(x, tf.float32)))
-
-
 def test_a_clip_behind_the_scaling_of_bytes_is_kept() -> None:
+    def clipped(x: Any) -> Any:
+        return head(tf.nn.relu6(0.1 * tf.cast(x, tf.float32)))
+
     inputs = np.random.default_rng(0).integers(0, 256, (200, 6), np.uint8)
-    assert error_of(clipped_bytes, "int8", "int8_tensor", inputs=inputs) < 0.25
+    assert error_of(clipped, "int8", "int8_tensor", inputs=inputs) < 0.25
 
 
 def test_layers_of_several_vectors_become_c_but_not_of_several_images(describe: Describe) -> None:
+    def by_images(x: Any) -> Any:
+        images = tf.nn.conv2d(tf.reshape(x, (2, 3, 1, 1)), drawn(2, 1, 1, 4), 1, "VALID")
+        return head(tf.reshape(tf.nn.relu(images), (1, 16)))
+
     files = {}
     for network in (by_rows, by_images):
         content = converted(of_function(network, (6,), "float32"))
@@ -616,14 +605,13 @@ def test_numbers_between_layers_are_not_clipped_as_observations_are(describe: De
     assert np.abs(fixed_heads - expected).max() < 0.1 * np.ptp(expected)
 
 
-def looped(x: Any) -> Any:
+def test_weights_in_loops_are_rounded_or_refused() -> None:
     def step(i: Any, y: Any) -> Any:
         return i + 1, tf.tanh(y @ drawn(6, 6))
 
-    return head(tf.while_loop(lambda i, _: i < 3, step, (0, x))[1])
+    def looped(x: Any) -> Any:
+        return head(tf.while_loop(lambda i, _: i < 3, step, (0, x))[1])
 
-
-def test_weights_in_loops_are_rounded_or_refused() -> None:
     content = converted(of_function(looped, (6,), "float32"))
     assert "unroll" in refused(quantized, content, Scheme.parse("int8"), FEATURES, code=2)
     assert error_of(looped, "ptq_w8") < 0.25
@@ -636,6 +624,13 @@ def test_a_bias_beyond_32_bits_widens_the_scale_of_its_channel() -> None:
 
 
 def test_weights_that_would_stay_in_float_are_refused() -> None:
+    def products_of_a_batch(x: Any) -> Any:
+        return head(tf.reshape(tf.reshape(x, (2, 1, 3)) @ drawn(2, 3, 8), (1, 16)))
+
+    def grouped(x: Any, convolve: Any = tf.nn.depthwise_conv2d, channels: int = 2) -> Any:
+        image, kernel = tf.reshape(x, (1, 3, 1, 2)), drawn(2, 2, channels, 4 // channels)
+        return head(tf.reshape(convolve(image, kernel, (1, 1, 1, 1), "SAME"), (1, 12)))
+
     for network, schemes, name in (
         (products_of_a_batch, ("int8_tensor", "ptq_opt_w4", "ptq_w2"), "BATCH_MATMUL"),
         (grouped, ("int8", "ptq_opt_w4"), "DEPTHWISE_CONV_2D"),
@@ -696,7 +691,7 @@ def test_heads_are_centred_by_choice_and_only_where_nothing_follows() -> None:
         activated = converted(of_function(lambda x, f=follows: f(several(x)), (6,), "float32"))
         assert not preparation.separable(Graph(activated))
         assert preparation.centred(activated, choices) == activated
-        policy = Policy(activated, replace(SIDECAR, observation_shape=[6], num_actions=5))
+        policy = policy_of(activated, FEATURES)
         assert ptq.copied(policy, activated, Scheme.parse("int8"), FEATURES)[1].head == "q_values"
     assert preparation.centred(content, None) == content
 
