@@ -225,8 +225,8 @@ def results_index() -> str:
         "# Results\n\nWhat full int8, weights and activations, costs in every cell, from "
         "[all schemes on all tasks](ptq.md) and [games with sticky actions](games.md). Percent of "
         "fp32's return, and normalised of what fp32 is ahead of a random policy; positive is "
-        "worse. `quarl quantize` made int8 of games from the float file that is kept; of PPO on "
-        "BeamRider the export of its training did.\n\n"
+        "worse. int8 of games is the export's or, where the recipe is newer, made by "
+        "`quarl quantize` from the float file that is kept.\n\n"
         + table([*header, "reward error", "normalised"], rows, 4)
         + "\n* [Games with sticky actions, in other episodes](games-again.md) of two policies\n"
         "* [Games with sampled actions](games-sampled.md), as PPO and A2C are trained\n"

@@ -78,7 +78,7 @@ def curve(run: Run, before: int) -> list[tuple[str, ...]]:
 
 
 def test_there_are_results() -> None:
-    assert {run.algo for run in RUNS} == {"a2c", "adopted", "ddpg", "dqn", "ppo"}
+    assert {run.algo for run in RUNS} == {"a2c", "adopted", "ddpg", "dqn", "ppo", "pqn"}
     assert QUANTISED
 
 
