@@ -55,8 +55,8 @@ class Workload:
 
     def preset(self) -> presets.Preset:
         """Return the hyper-parameters that all libraries train with."""
-        draws = issubclass(presets.ALGORITHMS[self.algo], presets.EpsilonGreedyPreset)
-        explored = _EXPLORED if draws else {}
+        explores = issubclass(presets.ALGORITHMS[self.algo], presets.EpsilonGreedyPreset)
+        explored = _EXPLORED if explores else {}
         return presets.load(self.algo, self.env_id, {**_ENDLESS, **explored, **self.overrides})
 
 

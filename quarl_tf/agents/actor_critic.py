@@ -158,7 +158,6 @@ class ActorCritic(OnPolicyAgent):
         if self._preset.normalize_advantages:
             mean, variance = tf.nn.moments(advantages, axes=[0])
             advantages = (advantages - mean) / (tf.sqrt(variance) + 1e-8)
-
         return self._agent.get_loss(
             tf_agents.time_steps(self._networks.features(observations)),
             actions,
