@@ -228,7 +228,7 @@ def results_index() -> str:
         "worse. int8 of games is the export's or, where the recipe is newer, made by "
         "`quarl quantize` from the float file that is kept.\n\n"
         + table([*header, "reward error", "normalised"], rows, 4)
-        + "\n* [Games with sticky actions, in other episodes](games-again.md) of two policies\n"
+        + "\n* [Games with sticky actions, in other episodes](games-again.md) of three policies\n"
         "* [Games with sampled actions](games-sampled.md), as PPO and A2C are trained\n"
         "* [Full int8, ours and the converter's](int8.md)\n"
         "* [Quantisation-aware training from 8 to 2 bits](qat.md), and "
