@@ -7,9 +7,10 @@ import argparse
 import json
 import statistics
 from collections.abc import Iterable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -43,21 +44,16 @@ FILES = (
 #: `quarl quantize`, which are fewer.
 _Rollouts = float | None
 
-#: Rollouts, share of images within a range, strength of smoothing with its least peak, and room of
-#: the head.
-VARIANTS: dict[str, tuple[_Rollouts, float, tuple[float, float], float]] = {
-    "greedy rollouts": (0.0, 1.0, (0.75, 0.5), 1.25),
-    "exploring rollouts": (0.05, 1.0, (0.75, 0.5), 1.25),
-    "exploring rollouts, usual ranges": (0.05, 0.995, (0.75, 0.5), 1.25),
-    "exploring rollouts, usual ranges, smoother": (0.05, 0.995, (0.8, 0.3), 1.25),
-    "exploring rollouts, usual ranges, smoother, more room (int8)": (
-        rollout._EXPLORING,
-        integer._USUAL,
-        (preparation._MIGRATION, preparation._QUIETEST),
-        preparation._ROOM,
-    ),
-    "the same, rollouts of quarl quantize, less room": (None, 0.995, (0.8, 0.3), 1.25),
-    "the same, rollouts of quarl quantize": (None, 0.995, (0.8, 0.3), 3.0),
+#: Rollouts, and the constants of `int8` that a variant changes.
+VARIANTS: dict[str, tuple[_Rollouts, dict[str, Any]]] = {
+    "greedy rollouts": (0.0, {}),
+    "ranges of all images": (rollout._EXPLORING, {"_PARTS": (1.0,)}),
+    "ranges chosen once": (rollout._EXPLORING, {"_ROUNDS": 1}),
+    "less smooth": (rollout._EXPLORING, {"_MIGRATION": 0.75, "_QUIETEST": 0.5}),
+    "smoother": (rollout._EXPLORING, {"_MIGRATION": 1.0, "_QUIETEST": 0.1}),
+    "half as many numbers for the head": (rollout._EXPLORING, {"_SPREAD": 16}),
+    "int8": (rollout._EXPLORING, {}),
+    "int8, rollouts of quarl quantize": (None, {}),
 }
 
 #: As at the end of a training by PPO or A2C, and states to compare in.
@@ -110,9 +106,11 @@ def measure(path: Path, names: Iterable[str]) -> dict[str, dict[str, float]]:
     observations = cache(partial(observed, policy))  # Variants share their rollouts.
     results = {}
     for name in names:
-        exploring, usual, (migration, quietest), room = VARIANTS[name]
-        constants = {"_MIGRATION": migration, "_QUIETEST": quietest, "_ROOM": room}
-        with patch.object(integer, "_USUAL", usual), patch.multiple(preparation, **constants):
+        exploring, constants = VARIANTS[name]
+        with ExitStack() as stack:
+            for constant, value in constants.items():
+                module = integer if hasattr(integer, constant) else preparation
+                stack.enter_context(patch.object(module, constant, value))
             copy = ptq.quantized(content, scheme, observations(exploring), choices)
         chosen = auto.heads(copy, policy, states).argmax(axis=1)
         losses = reference.max(axis=1) - reference[np.arange(len(states)), chosen]

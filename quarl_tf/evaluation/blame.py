@@ -17,8 +17,8 @@ from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import Recipe
 from quarl_tf.spec.actions import agreement
 
-#: Sixteen int8 numbers.
-_SPREAD = replace(BYTE, bits=12)
+#: Resolution of a head that is spread over int8 numbers.
+_SPREAD = replace(BYTE, bits=13)
 
 _WORST = 3  #: Layers whose gain in return is measured, those with the largest share of the error.
 
@@ -62,7 +62,7 @@ def blame(content: bytes, policy: Policy, episodes: int) -> list[Blame]:
         noise = max(float(np.square(rounded - outputs).mean()), 1e-30)
         # Zeros of ReLU are not saturated.
         saturated = (rounded >= rounded.max()) | ((rounded <= rounded.min()) & (low < 0))
-        quantized = integer.quantized(content, observations, auto.without(auto.INT8, name))
+        quantized = integer.quantized(content, observations, auto.INT8.without(name))
         heads = auto.heads(quantized, policy, seen)
         effect = Blame(
             name,
@@ -83,7 +83,7 @@ def blame(content: bytes, policy: Policy, episodes: int) -> list[Blame]:
     int8_returns, game = selection_returns(auto.INT8), environments.rules(policy.sidecar.env_id)
     gains: dict[str, Interval] = {}
     for effect in sorted(effects, key=lambda effect: -effect.share)[:_WORST]:
-        returns = selection_returns(auto.without(auto.INT8, effect.layer))
+        returns = selection_returns(auto.INT8.without(effect.layer))
         effective_n = effective_games(game, returns, int8_returns)
         gains[effect.layer] = mean_interval(differences(returns, int8_returns), effective_n)
     return [replace(effect, gain=gains.get(effect.layer)) for effect in effects]

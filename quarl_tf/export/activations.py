@@ -42,23 +42,26 @@ def visit(content: bytes, observations: Array) -> Iterator[tuple[int, Array]]:
             yield index, np.clip(values, -TANH_END, TANH_END) if index in tanh_inputs else values
 
 
-def ranges(
-    content: bytes, observations: Array, share: float = 1.0
-) -> dict[int, tuple[float, float]]:
-    """Return the least and the greatest value of each computed float tensor, by index.
+def outputs(content: bytes, observations: Array) -> Array:
+    """Return the first output of a flatbuffer for observations, [n, ...]."""
+    with native_output.caught():
+        interpreter = Interpreter(model_content=content)
+        interpreter.allocate_tensors()
+    (source,), (head, *_) = interpreter.get_input_details(), interpreter.get_output_details()
+    rows = []
+    for observation in observations:
+        interpreter.set_tensor(source["index"], observation[None].astype(source["dtype"]))
+        interpreter.invoke()
+        rows.append(interpreter.get_tensor(head["index"]))
+    return np.concatenate(rows)
 
-    A `share` of the observations have no value above the greatest, as many none below the least.
-    The head, whose greatest values are chosen, has those of all.
-    """
-    extremes: dict[int, list[tuple[float, float]]] = {}
+
+def ranges(content: bytes, observations: Array) -> dict[int, tuple[float, float]]:
+    """Return the least and the greatest value of each computed float tensor, by index."""
+    ends: dict[int, tuple[float, float]] = {}
     for index, values in visit(content, observations):
-        extremes.setdefault(index, []).append((float(values.min()), float(values.max())))
-    head = Graph(content).layers()["head"].outputs[0]
-    ends = {}
-    for index, pairs in extremes.items():
-        lows, highs = np.transpose(pairs)
-        kept = 1.0 if index == head else share
-        ends[index] = float(np.quantile(lows, 1 - kept)), float(np.quantile(highs, kept))
+        low, high = ends.get(index, (math.inf, -math.inf))
+        ends[index] = min(low, float(values.min())), max(high, float(values.max()))
     return ends
 
 

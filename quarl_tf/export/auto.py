@@ -2,7 +2,6 @@
 
 import math
 import statistics
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from quarl_tf.export.graph import Graph
 from quarl_tf.export.preparation import centred, prepared
 from quarl_tf.quantization.grid import Array
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import LayerFormat, Recipe, Scheme, actions
+from quarl_tf.spec import Recipe, Scheme, actions
 
 _SEEN = 1000  #: About how many observations layers are compared on at most.
 _ROLLOUTS = 20  #: Of each recipe.
@@ -35,9 +34,9 @@ def chosen(content: bytes, policy: Policy, observations: Array) -> tuple[bytes, 
         "int8": (int8_content, INT8),
         "not equalised": (centred_content, INT8),
         "int8_tensor": (centred_content, Scheme.parse("int8_tensor").recipe),
-        "head in float": (float_head_content, without(INT8, "head")),
-        f"{worst} in float": (int8_content, without(INT8, worst)),
-        f"{worst} and head in float": (float_head_content, without(without(INT8, worst), "head")),
+        "head in float": (float_head_content, INT8.without("head")),
+        f"{worst} in float": (int8_content, INT8.without(worst)),
+        f"{worst} and head in float": (float_head_content, INT8.without(worst).without("head")),
     }
     files, mean_returns = {}, {}
     for name, (float_content, recipe) in recipes.items():
@@ -67,11 +66,6 @@ def errors(content: bytes, policy: Policy, observations: Array) -> dict[str, Any
 def seen(observations: Array) -> Array:
     """Return evenly spread observations to compare layers on."""
     return observations[:: math.ceil(len(observations) / _SEEN)]
-
-
-def without(recipe: Recipe, layer: str) -> Recipe:
-    """Return a recipe that leaves a layer in float."""
-    return replace(recipe, by_layer={**recipe.by_layer, layer: LayerFormat()})
 
 
 def heads(content: bytes, policy: Policy, observations: Array) -> Array:

@@ -21,8 +21,8 @@ from quarl_tf.store.records import Sidecar
 from quarl_tf.training.rollout import IMAGE_RANK, rollout
 
 #: Most observations returned, and episodes played; images are large and games long.
-_VECTORS, _IMAGES = 2000, 300
-_EPISODES, _GAMES = 32, 2
+_VECTORS, _IMAGES = 2000, 1000
+_EPISODES, _GAMES = 32, 8
 
 
 def observations(policy: Policy) -> NDArray[Any]:

@@ -32,7 +32,7 @@ _MOST_BIAS = 32
 _MIGRATION, _QUIETEST = 0.8, 0.3
 
 _FINER = 16  #: How much finer the grid of rounding residuals is than that of the observation.
-_SPREAD = 16  #: How many int8 numbers are each output of a head of images.
+_SPREAD = 32  #: How many int8 numbers are each output of a head of images.
 
 #: How much farther than over the observations such a head may reach: a state that none of them is
 #: like may decide a life, and actions beyond the end tie.

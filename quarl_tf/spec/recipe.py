@@ -96,6 +96,10 @@ class Recipe:
             return self.observation
         return self.head if layer in HEADS else self.default
 
+    def without(self, layer: str) -> Self:
+        """Return the recipe with a layer left in float."""
+        return replace(self, by_layer={**self.by_layer, layer: LayerFormat()})
+
     def require_layers(self, layers: Collection[str]) -> None:
         """Raise a UsageError if the recipe names a layer which is not there."""
         for name in self.by_layer:
