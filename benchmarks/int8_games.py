@@ -48,8 +48,6 @@ _Rollouts = float | None
 VARIANTS: dict[str, tuple[_Rollouts, dict[str, Any]]] = {
     "greedy rollouts": (0.0, {}),
     "ranges of all images": (rollout._EXPLORING, {"_PARTS": (1.0,)}),
-    "ranges chosen once": (rollout._EXPLORING, {"_ROUNDS": 1}),
-    "less smooth": (rollout._EXPLORING, {"_MIGRATION": 0.75, "_QUIETEST": 0.5}),
     "smoother": (rollout._EXPLORING, {"_MIGRATION": 1.0, "_QUIETEST": 0.1}),
     "half as many numbers for the head": (rollout._EXPLORING, {"_SPREAD": 16}),
     "int8": (rollout._EXPLORING, {}),
