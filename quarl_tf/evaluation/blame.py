@@ -30,7 +30,7 @@ class Blame:
     layer: str
     low: float  #: Smallest output over rollouts, and the largest.
     high: float
-    codes: int  #: Codes that the outputs take, of 256; of 4096 for a head of images.
+    codes: int  #: Codes that the outputs take, of 256; of 8192 for a head of images.
     saturated: float  #: Share of the outputs at the ends of the grid.
     noise: float  #: Signal to rounding noise of the outputs, in dB.
     share: float  #: Share of the squared error of the head, each layer alone in int8.

@@ -42,7 +42,7 @@ def visit(content: bytes, observations: Array) -> Iterator[tuple[int, Array]]:
             yield index, np.clip(values, -TANH_END, TANH_END) if index in tanh_inputs else values
 
 
-def outputs(content: bytes, observations: Array) -> Array:
+def heads(content: bytes, observations: Array) -> Array:
     """Return the first output of a flatbuffer for observations, [n, ...]."""
     with native_output.caught():
         interpreter = Interpreter(model_content=content)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from quarl_tf.export.activations import outputs, ranges
+from quarl_tf.export.activations import heads, ranges
 from quarl_tf.export.graph import (
     BETWEEN_ONES,
     NONE,
@@ -28,9 +28,9 @@ from quarl_tf.quantization.grid import BYTE, Array, Grid, grid_between, own_grid
 from quarl_tf.spec import LayerFormat, Recipe, TensorFormat
 from quarl_tf.training.rollout import IMAGE_RANK
 
-#: Shares of its range over all images that a layer's outputs may have.
+#: Shares of its range over all images that a tensor may have.
 _PARTS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
-_ROUNDS = 2  #: How often each layer's share is chosen, given those of the others.
+_ROUNDS = 2  #: How often each tensor's share is chosen, given those of the others.
 _COMPARED = 500  #: About how many images these are compared on at most.
 
 #: Error of a head, as a share of the deviation of all, beyond which an image is as bad as any:
@@ -39,6 +39,8 @@ _MOST_ERROR = 0.1
 
 #: The least and the greatest value of activations, by tensor.
 _Ends = dict[int, tuple[float, float]]
+#: The grid of activations, by tensor, in a format.
+_Grids = Callable[[int, TensorFormat], Grid]
 #: The steps of kernels that are on their grids already, by layer.
 _Steps = Mapping[str, Array | None]
 
@@ -58,14 +60,14 @@ def quantized(content: bytes, observations: Array, recipe: Recipe) -> bytes:
     ends = ranges(rounded, observations)
     if observations.ndim == 1 + IMAGE_RANK:
         images = observations[:: math.ceil(len(observations) / _COMPARED)]
-        ends = _narrowed(rounded, recipe, ends, steps, images, outputs(content, images))
-    return _written(rounded, recipe, ends, steps)
+        ends = _narrowed(rounded, recipe, ends, steps, images, heads(content, images))
+    return _written(rounded, recipe, _grids(ends), steps)
 
 
 def _narrowed(
     content: bytes, recipe: Recipe, whole: _Ends, steps: _Steps, images: Array, reference: Array
 ) -> _Ends:
-    """Narrow the ranges of one layer after the other, for heads [n, ...] nearest to a reference.
+    """Narrow the ranges of one tensor after the other, for heads [n, ...] nearest to a reference.
 
     A few images may make a range several times as wide as the others need.
     """
@@ -74,14 +76,19 @@ def _narrowed(
     limit = _MOST_ERROR * (reference - reference.mean(axis=0)).std()
 
     def error(ends: _Ends) -> float:
-        heads = outputs(_written(content, float_head, ends, steps), images)
-        errors = np.square(heads - reference).reshape(len(images), -1).mean(axis=1)
+        copy = _written(content, float_head, _grids(ends), steps)
+        errors = np.square(heads(copy, images) - reference).reshape(len(images), -1).mean(axis=1)
         return float(np.minimum(np.sqrt(errors), limit).mean())
 
-    layers = Graph(content).layers().items()
-    inner = [layer.outputs[0] for name, layer in layers if float_head.of(name).activations]
-    ends, least = whole, error(whole)
-    for index in inner * _ROUNDS:
+    searched: list[int] = []
+
+    def noted(index: int, form: TensorFormat) -> Grid:
+        searched.append(index)
+        return _grids(whole)(index, form)
+
+    _written(content, float_head, noted, steps)
+    ends, least = whole, error(whole) if searched else 0.0
+    for index in searched * _ROUNDS:
         for part in _PARTS:
             low, high = whole[index]
             candidate = {**ends, index: (part * low, part * high)}
@@ -90,13 +97,16 @@ def _narrowed(
     return ends
 
 
-def _written(content: bytes, recipe: Recipe, ends: _Ends, steps: _Steps) -> bytes:
-    """Return a float32 flatbuffer with integers where a recipe has formats."""
-
+def _grids(ends: _Ends) -> _Grids:
     def grid(index: int, form: TensorFormat) -> Grid:
         low, high = np.array(ends[index], np.float32)
         return grid_between(low, high, form)
 
+    return grid
+
+
+def _written(content: bytes, recipe: Recipe, grid: _Grids, steps: _Steps) -> bytes:
+    """Return a float32 flatbuffer with integers where a recipe has formats."""
     graph = Graph(content)
     _Writer(graph, recipe, grid, steps).write()
     return graph.pack()
@@ -163,7 +173,7 @@ class _Writer:
         self,
         graph: Graph,
         recipe: Recipe,
-        grid: Callable[[int, TensorFormat], Grid],
+        grid: _Grids,
         steps: _Steps,
     ) -> None:
         self._grid, self._steps = grid, steps

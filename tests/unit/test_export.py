@@ -259,9 +259,9 @@ def test_int8_of_a_dueling_network_has_no_value_stream(bench: Bench, kind: str) 
     }
     assert any(name.startswith("value") for name in kernels)
     first, *middle, head = [n for name, n in kernels.items() if not name.startswith("value")]
-    # A feature of a vector has two weights in the first layer, an action on images 16 in the last.
+    # A feature of a vector has two weights in the first layer, an action on images 32 in the last.
     images = kind == "dueling images"
-    expected = [first if images else 2 * first, *middle, 16 * head if images else head]
+    expected = [first if images else 2 * first, *middle, 32 * head if images else head]
     assert [kernel.size for kernel in weights if kernel.ndim > 1] == expected
 
 
