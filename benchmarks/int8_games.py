@@ -40,18 +40,12 @@ FILES = (
     "MsPacmanNoFrameskip-v4/ppo/s0-93fd9ade/fp16.tflite",
 )
 
-#: How rollouts calibrate: the share of random actions in those of a training, or None for those of
-#: `quarl quantize`, which are fewer.
-_Rollouts = float | None
-
-#: Rollouts, and the constants of `int8` that a variant changes.
-VARIANTS: dict[str, tuple[_Rollouts, dict[str, Any]]] = {
-    "greedy rollouts": (0.0, {}),
-    "ranges of all images": (rollout._EXPLORING, {"_PARTS": (1.0,)}),
-    "smoother": (rollout._EXPLORING, {"_MIGRATION": 1.0, "_QUIETEST": 0.1}),
-    "half as many numbers for the head": (rollout._EXPLORING, {"_SPREAD": 16}),
-    "int8": (rollout._EXPLORING, {}),
-    "int8, rollouts of quarl quantize": (None, {}),
+#: The constants of `int8` that a variant changes.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "ranges of all images": {"_PARTS": (1.0,)},
+    "half as many numbers for the head": {"_SPREAD": 16},
+    "int8": {},
+    "int8, rollouts of quarl quantize": {},
 }
 
 #: As at the end of a training by PPO or A2C, and states to compare in.
@@ -73,15 +67,12 @@ def sticky_states(policy: Policy) -> NDArray[np.uint8]:
     return np.array([states[i] for i in np.linspace(0, len(states) - 1, _STATES).astype(int)])
 
 
-def observed(policy: Policy, exploring: _Rollouts) -> NDArray[np.uint8]:
-    """Return observations [n, ...] of rollouts."""
-    if exploring is None:
+def observed(policy: Policy, *, by_quantize: bool) -> NDArray[np.uint8]:
+    """Return observations [n, ...] of rollouts of a training, or of those of `quarl quantize`."""
+    if by_quantize:
         return calibration.observations(policy)
     env_id, seed = policy.sidecar.env_id, environment_seed(0, "calibration of games")
-    with (
-        patch.object(rollout, "_EXPLORING", exploring),
-        closing(environments.make_vector(env_id, _GAMES, once=True)) as envs,
-    ):
+    with closing(environments.make_vector(env_id, _GAMES, once=True)) as envs:
         acting = rollout.rollout(
             envs, lambda batch, _: np.array([*map(policy.act, batch)]), seed, _CALIBRATION
         )
@@ -104,12 +95,12 @@ def measure(path: Path, names: Iterable[str]) -> dict[str, dict[str, float]]:
     observations = cache(partial(observed, policy))  # Variants share their rollouts.
     results = {}
     for name in names:
-        exploring, constants = VARIANTS[name]
         with ExitStack() as stack:
-            for constant, value in constants.items():
+            for constant, value in VARIANTS[name].items():
                 module = integer if hasattr(integer, constant) else preparation
                 stack.enter_context(patch.object(module, constant, value))
-            copy = ptq.quantized(content, scheme, observations(exploring), choices)
+            images = observations(by_quantize=name.endswith("quantize"))
+            copy = ptq.quantized(content, scheme, images, choices)
         chosen = auto.heads(copy, policy, states).argmax(axis=1)
         losses = reference.max(axis=1) - reference[np.arange(len(states)), chosen]
         differing = np.mean(chosen != reference.argmax(axis=1))
