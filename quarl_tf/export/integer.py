@@ -98,6 +98,8 @@ def _narrowed(
 
 
 def _grids(ends: _Ends) -> _Grids:
+    """Return the grids between the ends of ranges."""
+
     def grid(index: int, form: TensorFormat) -> Grid:
         low, high = np.array(ends[index], np.float32)
         return grid_between(low, high, form)
@@ -169,13 +171,7 @@ def _operand(graph: Graph, index: int, kind: str) -> tuple[int, Array | None]:
 class _Writer:
     """Replaces operators by integer ones, and converts between integers and floats."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        recipe: Recipe,
-        grid: _Grids,
-        steps: _Steps,
-    ) -> None:
+    def __init__(self, graph: Graph, recipe: Recipe, grid: _Grids, steps: _Steps) -> None:
         self._grid, self._steps = grid, steps
         self._graph, self._recipe = graph, recipe
         self._names = {id(op): name for name, op in graph.layers().items()}
