@@ -74,41 +74,35 @@ print(json.dumps({
 
 def float_policy(sizes: Sequence[int]) -> bytes:
     """Return a float32 flatbuffer of a multilayer perceptron with ReLU and random weights."""
-    random = np.random.default_rng(0)
-    model, graph = schema.ModelT(), schema.SubGraphT()
-    model.version, model.subgraphs, model.buffers = 3, [graph], [schema.BufferT()]
-    code = schema.OperatorCodeT()
-    code.builtinCode = code.deprecatedBuiltinCode = schema.BuiltinOperator.FULLY_CONNECTED
-    code.version = 1
-    model.operatorCodes = [code]
-    graph.tensors, graph.operators = [], []
+    random, functions = np.random.default_rng(0), schema.ActivationFunctionType
+    graph = schema.SubGraphT(tensors=[], operators=[])
+    kind = schema.BuiltinOperator.FULLY_CONNECTED
+    codes = [schema.OperatorCodeT(kind, version=1, builtinCode=kind)]
+    buffers = [schema.BufferT()]
+    model = schema.ModelT(3, operatorCodes=codes, subgraphs=[graph], buffers=buffers)
 
     def tensor(name: str, shape: Sequence[int], values: Any = None) -> int:
-        entry = schema.TensorT()
-        entry.name, entry.shape, entry.type = name, list(shape), schema.TensorType.FLOAT32
-        entry.buffer = 0
         if values is not None:
-            buffer = schema.BufferT()
-            buffer.data = values.astype(np.float32, copy=False).ravel().view(np.uint8)
-            model.buffers.append(buffer)
-            entry.buffer = len(model.buffers) - 1
-        graph.tensors.append(entry)
+            data = values.astype(np.float32, copy=False).ravel().view(np.uint8)
+            buffers.append(schema.BufferT(data=data))
+        number = 0 if values is None else len(buffers) - 1
+        float32 = schema.TensorType.FLOAT32
+        graph.tensors.append(schema.TensorT(shape=[*shape], type=float32, buffer=number, name=name))
         return len(graph.tensors) - 1
 
     last = tensor("observation", (1, sizes[0]))
     graph.inputs = [last]
     for i, (n, m) in enumerate(pairwise(sizes)):
         kernel = random.standard_normal((m, n), np.float32) * np.float32(n**-0.5)
-        operator = schema.OperatorT()
-        operator.opcodeIndex = 0
         constants = tensor(f"kernel_{i}", (m, n), kernel), tensor(f"b_{i}", (m,), np.zeros(m))
-        operator.inputs, last = [last, *constants], tensor(f"layer_{i}", (1, m))
-        operator.outputs = [last]
-        operator.builtinOptionsType = schema.BuiltinOptions.FullyConnectedOptions
-        operator.builtinOptions = schema.FullyConnectedOptionsT()
-        functions = schema.ActivationFunctionType
+        inputs, last = [last, *constants], tensor(f"layer_{i}", (1, m))
         activation = functions.NONE if i == len(sizes) - 2 else functions.RELU
-        operator.builtinOptions.fusedActivationFunction = activation
+        operator = schema.OperatorT(
+            inputs=inputs,
+            outputs=[last],
+            builtinOptionsType=schema.BuiltinOptions.FullyConnectedOptions,
+            builtinOptions=schema.FullyConnectedOptionsT(fusedActivationFunction=activation),
+        )
         graph.operators.append(operator)
     graph.outputs = [last]
     builder = flatbuffers.Builder(sum(4 * n * m for n, m in pairwise(sizes)) + 2**20)

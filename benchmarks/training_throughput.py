@@ -56,20 +56,9 @@ def peer(
     name: str, workload: Workload, seed: int, steps: int, setting: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return a peer's environment steps per second, and its versions."""
-    preset = workload.preset()
-    return ask(
-        {
-            "library": name,
-            "algo": workload.algo,
-            "env_id": workload.env_id,
-            "seed": seed,
-            "warm_up": workload.warm_up,
-            "steps": steps,
-            "preset": {**asdict(preset), **setting["rhythm"]},
-            "threads": setting["threads"],
-            "processes": setting["processes"],
-        }
-    )
+    preset = {**asdict(workload.preset()), **setting["rhythm"]}
+    request = {"library": name, "seed": seed, "steps": steps, "preset": preset}
+    return ask({**asdict(workload), **setting, **request})
 
 
 def ask(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,6 @@ import numpy.typing as npt
 from quarl_tf import networks
 from quarl_tf.environments import EnvSpec, require_actions
 from quarl_tf.environments.acting import Tick
-from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.foundation.seeding import generator
 from quarl_tf.networks import Weights
@@ -96,18 +95,9 @@ class Agent(ABC):
         """Start from a trained network, whose normaliser has seen `count` observations."""
         teachers = [] if self.teacher is None else [self.teacher]
         for network in (self.network, *self.targets, *teachers):
-            variables = {variable.name: variable for variable in network.variables}
-            mean = "normalizer/mean:0"  # Networks on bytes have none.
-            normalised_alike = (mean in variables) == (mean in weights)
-            for name, value in weights.items():
-                shape = tuple(variables[name].shape) if name in variables else None
-                if shape != value.shape or not normalised_alike:
-                    raise QuarlError(
-                        "The network to start from has other observations or actions than this "
-                        f"environment; train from scratch. Received: {name} of {value.shape}, "
-                        f"the environment's is {shape}; normalised alike: {normalised_alike}"
-                    )
-                variables[name].assign(value)
+            initial = networks.weights(network)  # Of which a flatbuffer may lack some,
+            initial.pop("normalizer/mean:0", None)  # but not this one, where there is one.
+            networks.set_weights(network, initial | weights)
         self._statistics.start_from(self.network, count)
         self.refresh()
 

@@ -25,7 +25,7 @@ class _TwoNetworks(Networks):
     def __init__(self, network: keras.Model, spec: EnvSpec, design: Design, seed: int) -> None:
         self.value = networks.build_policy(spec, design, seed, "initial value weights")
         self.features_spec = spec
-        self.take(network)
+        super().__init__(network)
 
     def take(self, network: keras.Model) -> None:
         self.network = self.policy = network
@@ -52,7 +52,7 @@ class _SharedTorso(Networks):
         value = keras.layers.Dense(1, kernel_initializer=initializer, name="value")
         self.value = keras.Model(self._features, value(self._features))
         self.features_spec = EnvSpec(shape, "float32", spec.num_actions)
-        self.take(network)
+        super().__init__(network)
 
     def take(self, network: keras.Model) -> None:
         self.network = network

@@ -15,14 +15,15 @@ Deviations from the paper:
 6. Common to all algorithms: see `agents`.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from quarl_tf import networks
 from quarl_tf.agents import Change, tf_agents
-from quarl_tf.agents.exploration import epsilon_greedy
 from quarl_tf.agents.off_policy import OffPolicyAgent
 from quarl_tf.environments import EnvSpec
 from quarl_tf.foundation.keras import keras, tf
@@ -75,3 +76,18 @@ class DqnAgent(OffPolicyAgent):
         """Choose random or greedy actions."""
         greedy = partial(self._greedy, observations)
         return epsilon_greedy(self._preset, progress, self._act_random, self._spec, greedy)
+
+
+def epsilon_greedy(
+    preset: EpsilonGreedyPreset,
+    progress: float,
+    random: np.random.Generator,
+    spec: EnvSpec,
+    greedy: Callable[[], npt.NDArray[Any]],
+) -> npt.NDArray[Any]:
+    """Return greedy actions, each random with probability epsilon, which falls linearly from 1."""
+    share = min(1.0, progress / preset.exploration_fraction)
+    epsilon = 1.0 + share * (preset.exploration_final - 1.0)
+    exploring = random.random(preset.num_envs) < epsilon
+    actions = random.integers(spec.action_size, size=preset.num_envs)
+    return actions if exploring.all() else np.where(exploring, actions, greedy())

@@ -20,15 +20,15 @@ from quarl_tf.presets import OnPolicyPreset
 class Networks(ABC):
     """The networks of an agent, evaluated with the weights of the last `refresh`."""
 
-    network: keras.Model  #: The policy.
-    #: Those that have the normaliser's statistics.
-    normalised_networks: Sequence[keras.Model]
-    trainable_variables: Sequence[Any]
-    _snapshots: Sequence[Snapshot]
+    def __init__(self, network: keras.Model) -> None:
+        self.take(network)
 
-    @abstractmethod
     def take(self, network: keras.Model) -> None:
         """Continue with another policy network."""
+        self.network = network
+        self.normalised_networks = [network]  #: Those that have the normaliser's statistics.
+        self.trainable_variables: Sequence[Any] = network.trainable_variables
+        self._snapshots = [Snapshot(network)]
 
     @abstractmethod
     def predict(self, observations: npt.NDArray[Any]) -> tuple[Floats, Floats]:

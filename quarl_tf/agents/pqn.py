@@ -17,12 +17,10 @@ from typing import Any
 import numpy.typing as npt
 
 from quarl_tf.agents import Change, tf_agents
-from quarl_tf.agents.dqn import build_network
-from quarl_tf.agents.exploration import epsilon_greedy
+from quarl_tf.agents.dqn import build_network, epsilon_greedy
 from quarl_tf.agents.on_policy import Networks, OnPolicyAgent
 from quarl_tf.environments import EnvSpec
-from quarl_tf.foundation.keras import keras, tf
-from quarl_tf.networks.inference import Snapshot
+from quarl_tf.foundation.keras import tf
 from quarl_tf.networks.layers import Floats
 from quarl_tf.presets import PqnPreset
 
@@ -31,15 +29,6 @@ __all__ = ["build", "build_network"]
 
 class _QNetwork(Networks):
     """A Q-network; the value of a state is that of its best action."""
-
-    def __init__(self, network: keras.Model) -> None:
-        self.take(network)
-
-    def take(self, network: keras.Model) -> None:
-        self.network = network
-        self.normalised_networks = [network]
-        self.trainable_variables = network.trainable_variables
-        self._snapshots = [Snapshot(network)]
 
     def predict(self, observations: npt.NDArray[Any]) -> tuple[Floats, Floats]:
         heads = self._snapshots[0](observations)

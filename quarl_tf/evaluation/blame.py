@@ -9,7 +9,7 @@ from quarl_tf.evaluation.compare import Interval, differences, effective_games, 
 from quarl_tf.evaluation.play import AGREEMENT_TOLERANCE
 from quarl_tf.export import auto, calibration, integer
 from quarl_tf.export.activations import tensor_values
-from quarl_tf.export.graph import BETWEEN_ONES, Graph, fused_activation
+from quarl_tf.export.graph import BETWEEN_ONES, Graph
 from quarl_tf.export.preparation import prepared
 from quarl_tf.quantization.grid import BYTE, Array, grid_between, snap
 from quarl_tf.runtime import flatbuffer
@@ -52,7 +52,7 @@ def blame(content: bytes, policy: Policy, episodes: int) -> list[Blame]:
     effects = []
     for name, layer in graph.layers().items():
         is_inner = layer.outputs[0] not in graph.outputs
-        if name == "head" and is_inner and fused_activation(layer) == BETWEEN_ONES:  # Spread.
+        if name == "head" and is_inner and graph.activation(layer) == BETWEEN_ONES:  # Spread.
             form, outputs = _SPREAD, auto.heads(content, policy, observations)
         else:
             form, outputs = BYTE, tensor_values(graph, layer, "outputs", observations)

@@ -15,15 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from quarl_tf.export.graph import (
-    BETWEEN_ONES,
-    NONE,
-    RELU,
-    UNIT_STEP,
-    VALID,
-    Graph,
-    fused_activation,
-)
+from quarl_tf.export.graph import BETWEEN_ONES, NONE, RELU, UNIT_STEP, VALID, Graph
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import write_text
 from quarl_tf.quantization.grid import Array
@@ -186,7 +178,7 @@ class _Writer:
             operator, kind = operators.pop(0), kinds.pop(0)
             if kind not in writers or (kind == "FULLY_CONNECTED float32" and not self.products):
                 raise _refusal(kind + suffix)
-            activation = fused_activation(operator)
+            activation = self._graph.activation(operator)
             self._relu = activation == RELU and id(operator) in self._layers
             sources = [i for i in operator.inputs if i >= 0 and self._tensors[i].data is None]
             # The ends of these codes are those of [-1, 1].

@@ -8,7 +8,7 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 from numpy.typing import NDArray
 
-from quarl_tf.export.graph import NONE, RELU, UINT8, Graph, fused_activation
+from quarl_tf.export.graph import NONE, RELU, UINT8, Graph
 from quarl_tf.foundation import native_output
 from quarl_tf.foundation.errors import QuarlError, one_line
 from quarl_tf.foundation.keras import keras, tf
@@ -68,7 +68,7 @@ def _function(content: bytes) -> Callable[[Any], Any]:
     graph = Graph(content)
     for operator in graph.operators:
         kind, source = graph.name(operator), graph.tensors[operator.inputs[0]]
-        supported = kind in _OPERATIONS and fused_activation(operator) in _ACTIVATIONS
+        supported = kind in _OPERATIONS and graph.activation(operator) in _ACTIVATIONS
         # The bytes of an observation are floats here.
         if not supported or (kind == "CAST" and source.type != UINT8):
             raise QuarlError(
@@ -87,7 +87,7 @@ def _function(content: bytes) -> Callable[[Any], Any]:
                 # Published files of one row have -1, which the converter writes as it is given.
                 arguments[1:] = [(rows, *sizes) if rows > 1 or len(sizes) > 1 else (1, -1)]
             outputs = _OPERATIONS[graph.name(operator)](operator, *arguments)
-            values[operator.outputs[0]] = _ACTIVATIONS[fused_activation(operator)](outputs)
+            values[operator.outputs[0]] = _ACTIVATIONS[graph.activation(operator)](outputs)
         return values[graph.outputs[0]]
 
     return call

@@ -81,6 +81,11 @@ class Graph:
         name: str = _NAMES[self.model.operatorCodes[operator.opcodeIndex].builtinCode]
         return name
 
+    @staticmethod
+    def activation(operator: Any) -> int:
+        """Return the activation that an operator applies to its output."""
+        return int(getattr(operator.builtinOptions, "fusedActivationFunction", NONE))
+
     def layers(self) -> dict[str, Any]:
         """Return the operators with a kernel by their names in recipes, in order.
 
@@ -283,11 +288,6 @@ def with_scaled_head(content: bytes, factor: Array, offset: Array) -> bytes:
         graph.operator("ADD", [product, addend], [output]),
     ]
     return graph.pack()
-
-
-def fused_activation(operator: Any) -> int:
-    """Return the activation that an operator applies to its output."""
-    return int(getattr(operator.builtinOptions, "fusedActivationFunction", NONE))
 
 
 def _new_numbers(old_numbers: Iterable[int]) -> dict[int, int]:

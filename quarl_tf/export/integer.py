@@ -20,7 +20,6 @@ from quarl_tf.export.graph import (
     UNIT_STEP,
     VALID,
     Graph,
-    fused_activation,
 )
 from quarl_tf.export.rounding import round_kernel
 from quarl_tf.foundation.errors import QuarlError
@@ -162,7 +161,7 @@ def _fold_byte_scaling(graph: Graph) -> None:
 def _operand(graph: Graph, index: int, kind: str) -> tuple[int, Array | None]:
     """Return the input and the number of a plain operator by one number; else itself and None."""
     operator = graph.producer(index)
-    if graph.origin(index) != kind or fused_activation(operator) != NONE:
+    if graph.origin(index) != kind or graph.activation(operator) != NONE:
         return index, None
     number = graph.constant(operator.inputs[1])
     return (index, None) if number is None or number.size > 1 else (operator.inputs[0], number)
@@ -219,7 +218,7 @@ class _Writer:
             sums = np.rint(bias.astype(np.float64) / bias_scales)
             inputs[2] = graph.add_integers(operator.inputs[2], np.int32, bias_scales, 0, sums)
         index, options = operator.outputs[0], operator.builtinOptions
-        if fused_activation(operator) == BETWEEN_ONES:
+        if graph.activation(operator) == BETWEEN_ONES:
             self._integers[index] = graph.add_integers(index, np.int8, UNIT_STEP, 0)
         else:
             self._integers[index] = graph.add_codes(index, self._grid(index, activations))

@@ -11,7 +11,7 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
 from quarl_tf.export.activations import kernel_inputs, ranges, visit
-from quarl_tf.export.graph import BETWEEN_ONES, LAYERS, NONE, RELU, Graph, fused_activation
+from quarl_tf.export.graph import BETWEEN_ONES, LAYERS, NONE, RELU, Graph
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.quantization.grid import BYTE, Array, grid_between
 from quarl_tf.runtime import flatbuffer
@@ -111,7 +111,7 @@ def separable(graph: Graph) -> bool:
     """Tell whether the last layer alone, without an activation, computes the head."""
     head = graph.layers()["head"]
     is_last = head.outputs[0] in graph.outputs and graph.readers(head.outputs[0]) == 1
-    return is_last and fused_activation(head) == NONE
+    return is_last and graph.activation(head) == NONE
 
 
 def equalised(content: bytes) -> bytes:
@@ -142,7 +142,7 @@ def _passes_factors(graph: Graph, first: Any, second: Any) -> bool:
     if path[-1] != first.outputs[0] or any(graph.readers(index) > 1 for index in path):
         return False
     sizes = [graph.tensors[index].shape[-1] for index in path]
-    return bool(sizes[0] % sizes[-1] == 0) and fused_activation(first) == RELU
+    return bool(sizes[0] % sizes[-1] == 0) and graph.activation(first) == RELU
 
 
 def _rescale(
@@ -203,7 +203,7 @@ def widened(content: bytes, observations: Array) -> bytes:
     layer = next(iter(graph.layers().values()))
     *_, index = graph.path(layer.inputs[0], ("MINIMUM", "MAXIMUM", "RESHAPE"))
     scaling = graph.producer(index)
-    if graph.origin(index) != "MUL" or fused_activation(scaling) != NONE:
+    if graph.origin(index) != "MUL" or graph.activation(scaling) != NONE:
         return content
     scale, kernel = graph.constant(scaling.inputs[1]), graph.constant(layer.inputs[1])
     if scale is None or kernel is None or kernel.shape[1:] != (scale.size,):

@@ -198,10 +198,12 @@ def weights(network: keras.Model) -> Weights:
 
 def set_weights(network: keras.Model, values: Mapping[str, npt.NDArray[Any]]) -> None:
     """Set all variables by name; a QuarlError where names or shapes differ."""
-    expected = {v.name: tuple(v.shape) for v in network.variables}
-    received = {name: value.shape for name, value in values.items()}
-    if expected != received:
-        raise QuarlError(f"The weights do not fit the network {expected}. Received: {received}")
+    expected = {(v.name, tuple(v.shape)) for v in network.variables}
+    if others := expected ^ {(name, value.shape) for name, value in values.items()}:
+        raise QuarlError(
+            "The weights do not fit the network, which has other observations, actions or layers; "
+            f"train from scratch. Received: only in one of both {sorted(others)}"
+        )
     for variable in network.variables:
         variable.assign(values[variable.name])
 

@@ -15,7 +15,7 @@ from quarl_tf.environments import make
 from quarl_tf.environments.airnav import AirNavVector
 from quarl_tf.evaluation import video
 from quarl_tf.evaluation.play import AGREEMENT_TOLERANCE
-from quarl_tf.export.graph import NONE, RELU, Graph, fused_activation
+from quarl_tf.export.graph import NONE, RELU, Graph
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.report.results import CellResults, Result, Source
 from quarl_tf.runtime import flatbuffer
@@ -99,7 +99,7 @@ def policy(content: bytes, sidecar: Sidecar) -> dict[str, Any] | None:
     kinds = flatbuffer.audit(content).operators
     records = Graph(content).operators  # With all options of the schema.
     for operator, kind, record in zip(graph.operators, kinds, records, strict=True):
-        activation = fused_activation(record)
+        activation = Graph.activation(record)
         allowed = (NONE, RELU) if kind in _LAYERS else (NONE,)
         if kind not in _OPERATORS or activation not in allowed:
             return None

@@ -4,6 +4,7 @@ import hashlib
 import math
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -234,33 +235,25 @@ def _interface(interpreter: Interpreter, sidecar: Sidecar) -> tuple[dict[str, An
 
 def _encoder(
     row: NDArray[Any], observation_dtype: np.dtype[Any], scale: float, zero_point: int
-) -> Callable[[NDArray[Any]], None]:
+) -> Callable[[NDArray[Any]], object]:
     """Return a function that writes an observation into `row`, the file's input without its batch.
 
     The scale is 0 for an input that is not quantised; the zero point is the code of 0.
     """
-
-    def copy(observation: NDArray[Any]) -> None:
-        row[...] = observation
-
     same_bytes = row.dtype == observation_dtype and (scale, zero_point) == (1, 0)
     if row.dtype.kind == "f" or scale == 0 or same_bytes:
-        return copy
+        return partial(row.__setitem__, ...)
     # Making these scalars costs as much as computing with them.
     step, zero = np.float32(scale), np.float32(zero_point)
     ends = np.iinfo(row.dtype)
     low, high = ((np.float32(code) - zero) * step for code in (ends.min, ends.max))
+    if observation_dtype.kind != "f":
+        codes = (np.rint(np.clip(np.arange(256), low, high) / step) + zero).astype(row.dtype)
+        # "clip" writes into the row without a copy; no byte is beyond the table.
+        return partial(np.take, codes, out=row, mode="clip")
 
     def quantize(observation: NDArray[Any]) -> None:
         # Clipped before the division, which would overflow.
         row[...] = np.rint(np.minimum(np.maximum(observation, low), high) / step) + zero
 
-    if observation_dtype.kind == "f":
-        return quantize
-    codes = (np.rint(np.clip(np.arange(256), low, high) / step) + zero).astype(row.dtype)
-
-    def look_up(observation: NDArray[Any]) -> None:
-        # "clip" writes into the row without a copy; no byte is beyond the table.
-        np.take(codes, observation, out=row, mode="clip")
-
-    return look_up
+    return quantize
