@@ -22,12 +22,11 @@ import seaborn
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 from scipy.stats import spearmanr
 
-from quarl_tf import study
+from quarl_tf import presets, study
 from quarl_tf.cli import arguments
 from quarl_tf.evaluation.aggregate import Aggregate, Paired, aggregate, paired
 from quarl_tf.evaluation.compare import compare, pool
 from quarl_tf.evaluation.shelf import Entry, entries, shelf
-from quarl_tf.pipeline import preset_of
 from quarl_tf.presets import ALGORITHMS, tables
 from quarl_tf.report.figures.style import scheme_colour
 from quarl_tf.report.page import limits, number_text, percent, size, templates
@@ -445,7 +444,7 @@ def _steps(cell: str) -> float:
     run_id = next(row["run_id"] for row in TRAININGS if row["cell"] == cell)
     sidecar = Sidecar.load(sidecar_path(Workspace(ROOT).artifact(run_id, "fp32")))
     steps, origin = sidecar.preset["steps"], Run.from_dict(sidecar.run).origin
-    return float(steps + (preset_of(origin.run).steps if origin and not origin.step else 0))
+    return float(steps + (presets.of(origin.run).steps if origin and not origin.step else 0))
 
 
 def _by_task(rows: Iterable[dict[str, Any]], scheme: str) -> dict[tuple[str, str], dict[str, Any]]:
@@ -929,7 +928,7 @@ def _training_hours(wanted: study.Study) -> list[tuple[Run, float]]:
     """Return the runs with their hours."""
     rates, slowdowns, found = _rates(), _slowdowns(), {}
     for run, _ in wanted.experiments():
-        steps: float = preset_of(run).steps
+        steps: float = presets.of(run).steps
         rate = 3600 * _closest(run.algo, run.env_id, rates)[1]
         if run.quantization is not None:
             before, after = _closest(run.algo, run.env_id, slowdowns)[1]

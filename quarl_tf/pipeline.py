@@ -40,14 +40,6 @@ def _listed(what: str, names: Iterable[str]) -> list[str]:
     return [*values]
 
 
-def preset_of(run: Run) -> Preset:
-    """Return the hyper-parameters of a run, of its own file or the package's."""
-    from quarl_tf import presets
-
-    file = None if run.presets is None else Path(run.presets)
-    return presets.load(run.algo, run.env_id, run.overrides, file)
-
-
 def with_origin(workspace: Workspace, origin: Path | str, run: Run, preset: Preset) -> Run:
     """Return a run that starts from a finished training, or resumes a saved one (`.npz`)."""
     from quarl_tf.store.state import starting_from
@@ -69,13 +61,14 @@ def train(
     Raises:
         QuarlError: The run or its folder cannot be used; see `training.loop.train`.
     """
+    from quarl_tf import presets
     from quarl_tf.environments import import_environments
     from quarl_tf.store.state import finished_training
 
     if not isinstance(run, Run):
         raise UsageError(f"A Run is trained, such as Run('ppo', 'CartPole-v1'). Received: {run!r}")
     import_environments(run.modules)
-    workspace, preset = Workspace(Path(root)), preset_of(run)
+    workspace, preset = Workspace(Path(root)), presets.of(run)
     if origin is not None:
         run = with_origin(workspace, origin, run, preset)
     record = finished_training(workspace, run, preset)
@@ -214,13 +207,8 @@ def report(
         UsageError: No run is given, the name is invalid, or the runs of several cells have none.
         QuarlError: A run has no fp32 result.
     """
+    from quarl_tf.report.results import Source
     from quarl_tf.report.write import write_report
 
-    return write_report(
-        Workspace(Path(root)),
-        _listed("run_ids", run_ids),
-        command=command,
-        name=name,
-        margin_percent=margin_percent,
-        chance=chance,
-    )
+    source = Source(Workspace(Path(root)), margin_percent, command, chance)
+    return write_report(source, _listed("run_ids", run_ids), name)

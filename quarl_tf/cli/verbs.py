@@ -120,7 +120,7 @@ def _run(args: Namespace) -> None:
         _check_network(run, preset, schemes)
     _train_one(args, run, preset)
     if args.dry_run:
-        find = partial(state.state, episodes=args.episodes, preset=preset, chance=args.chance)
+        find = partial(state.state, episodes=args.episodes, chance=args.chance, current=True)
         statuses = {workspace.artifact(run.run_id, s): find(workspace, run, s) for s in schemes}
         for path, status in statuses.items():
             if status.sidecar is None or not path.exists():
@@ -394,7 +394,7 @@ def _study_run(args: Namespace) -> None:
     workspace, study = args.workspace, _read_study(args.study)
     runs = {run.run_id: run for run, _ in study.experiments()}
     new_runs = [run for run_id, run in runs.items() if not state.is_trained(workspace, run_id)]
-    _warn_slow(pipeline.preset_of(run) for run in new_runs)
+    _warn_slow(presets.of(run) for run in new_runs)
     chosen_engine = _chosen_engine(args)
     # Schedulers send it; the study then ends as at Ctrl-C, and gives up its claims.
     signal.signal(signal.SIGTERM, _interrupt)

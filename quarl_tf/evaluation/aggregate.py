@@ -10,6 +10,7 @@ percentages of returns near zero mean little.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import scipy  # Its `stats`, a second of loading, at the first use.
@@ -29,31 +30,20 @@ _Runs = Sequence[tuple[Floats, float]]
 
 @dataclass(frozen=True)
 class Paired:
-    """One training: returns of a scheme and of its reference, fp32, on the same episodes."""
+    """One training: a scheme and its reference, fp32, on the same episodes, in percent."""
 
-    scheme: Floats
-    reference: Floats
-    baseline: float  #: Mean return of a random policy.
+    errors: Floats  #: Normalised error of each episode.
+    wins: Floats  #: 100 for each episode that earns more than under fp32, 50 for the same.
+    reference_error: float  #: Standard error of the reference's mean return, as `errors`.
     observations: float  #: Effective number of the episodes, of `compare.effective_n`.
 
-    @property
-    def errors(self) -> Floats:
-        """Return the normalised error of each episode, in percent."""
-        return 100 * differences(self.reference, self.scheme) / self._scale
-
-    @property
-    def wins(self) -> Floats:
-        """Return 100 for each episode that earns more than under fp32, 50 for the same."""
-        return 50 * (1 + np.sign(differences(self.scheme, self.reference)))
-
-    @property
-    def reference_error(self) -> float:
-        """Return the standard error of the reference's mean return, in percent as `errors`."""
-        return 100 * standard_error(self.reference, self.observations) / self._scale
-
-    @property
-    def _scale(self) -> float:
-        return abs(float(self.reference.mean()) - self.baseline)
+    @classmethod
+    def of(cls, scheme: Floats, reference: Floats, baseline: float, observations: float) -> Self:
+        """Compare returns of episodes; `baseline` is the mean return of a random policy."""
+        scale = abs(float(reference.mean()) - baseline)
+        wins = 50 * (1 + np.sign(differences(scheme, reference)))
+        error = 100 * standard_error(reference, observations) / scale
+        return cls(100 * differences(reference, scheme) / scale, wins, error, observations)
 
 
 def paired(reference: Evaluation, scheme: Evaluation, random: Evaluation) -> Paired | None:
@@ -68,7 +58,7 @@ def paired(reference: Evaluation, scheme: Evaluation, random: Evaluation) -> Pai
         return None
     observations = compare.effective_n(reference, scheme) or count
     returns = np.array(scheme.returns), np.array(reference.returns)
-    return Paired(*returns, random_mean, observations)
+    return Paired.of(*returns, random_mean, observations)
 
 
 @dataclass(frozen=True)

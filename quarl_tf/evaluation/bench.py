@@ -127,7 +127,7 @@ def _turn(
     # Floats of unit size, as larger ones may overflow.
     values = random.integers(0, 256, size) if dtype == "uint8" else random.standard_normal(size)
     observations = values.astype(dtype)
-    yield f"{threads}", time_calls(policy, list(observations), calls)
+    yield f"{threads}", time_calls(policy.act, list(observations), calls)
     if threads == 1 and program is not None:
         stdin = observations[np.arange(calls) % len(observations)].tobytes()
         process = subprocess.run([program], input=stdin, stdout=subprocess.PIPE, check=True)

@@ -8,7 +8,6 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from operator import itemgetter
 from pathlib import Path
 
@@ -59,21 +58,14 @@ def arena_bytes(source: Path | bytes) -> int:
             tensors.append((rank, size, first, last))
     placed: list[tuple[int, int, int, int]] = []
     for _, size, first, last in sorted(tensors, key=itemgetter(0)):
-        overlapping = [
-            (at, n) for at, n, begin, finish in placed if begin <= last and first <= finish
-        ]
-        placed.append((_place(size, overlapping), size, first, last))
+        gaps, end = [], 0  # Between tensors that are alive at the same time, and behind them.
+        for start, length, begin, finish in sorted(placed):
+            if begin <= last and first <= finish:
+                if end + size <= start:
+                    gaps.append((start - end, end))
+                end = max(end, -(-(start + length) // _ALIGNMENT) * _ALIGNMENT)
+        placed.append((min(gaps)[1] if gaps else end, size, first, last))
     return max((start + size for start, size, *_ in placed), default=0)
-
-
-def _place(size: int, overlapping: Sequence[tuple[int, int]]) -> int:
-    """Return the offset of a tensor, given starts and sizes of those alive at the same time."""
-    gaps, end = [], 0
-    for start, length in sorted(overlapping):
-        if end + size <= start:
-            gaps.append((start - end, end))
-        end = max(end, -(-(start + length) // _ALIGNMENT) * _ALIGNMENT)
-    return min(gaps)[1] if gaps else end
 
 
 def process_bytes(path: Path) -> int:

@@ -79,8 +79,8 @@ def evaluate(
                 agreement = _agreement(env, guide, policy, seeds[:AGREEMENT_EPISODES], chance)
             facts = {"reference_sha256": guide.sidecar.sha256, "agreement": agreement}
     if begun is None:
-        times = time_calls(policy, observations, random=_sampling_generator(seeds[0], chance))
-        facts["latency_us"] = percentiles(times)
+        act = _actor(policy, seeds[0], chance) if chance.kind == "sampled" else policy.act
+        facts["latency_us"] = percentiles(time_calls(act, observations))
     facts["artifact_sha256"] = sidecar.sha256
     names = {"run_id": sidecar.run_id, "env_id": sidecar.env_id, "scheme": sidecar.scheme}
     return _evaluation(episodes, seeds, **names, protocol=protocol(sidecar.env_id, chance), **facts)
@@ -93,25 +93,14 @@ def percentiles(durations: Sequence[float] | NDArray[np.float64]) -> dict[str, f
 
 
 def time_calls(
-    policy: Policy,
-    observations: Sequence[NDArray[Any]],
-    calls: int = 2000,
-    random: np.random.Generator | None = None,
+    act: _Act, observations: Sequence[NDArray[Any]], calls: int = 2000
 ) -> NDArray[np.float64]:
-    """Return the microseconds of single calls [calls] of `act`, or of `sample` with a generator.
-
-    Calls take the observations in turn, after a warm-up, and count no ties.
-    """
-    act: _Act = policy.act
-    if random is not None:
-        act = partial(policy.sample, random=random)
-    clock, ties = time.perf_counter_ns, policy.ties
-    durations = []
+    """Return the microseconds of single calls [calls] on the observations in turn, warmed up."""
+    clock, durations = time.perf_counter_ns, []
     for observation in islice(cycle(observations), _WARM_UP_CALLS + calls):
         start = clock()
         act(observation)
         durations.append(clock() - start)
-    policy.ties = ties
     return np.array(durations[_WARM_UP_CALLS:]) / 1000
 
 
@@ -169,13 +158,9 @@ def matching_env(sidecar: Sidecar, chance: Chance = GREEDY, **options: Any) -> g
     return environments.make(sidecar.env_id, sticky=chance.sticky, **options)
 
 
-def _sampling_generator(seed: int, chance: Chance) -> np.random.Generator | None:
-    return generator(seed, "sampled actions") if chance.kind == "sampled" else None
-
-
 def _actor(policy: Policy, seed: int, chance: Chance) -> _Act:
-    if (stream := _sampling_generator(seed, chance)) is not None:
-        return partial(policy.sample, random=stream)
+    if chance.kind == "sampled":
+        return partial(policy.sample, random=generator(seed, "sampled actions"))
     if chance.kind != "epsilon":
         return policy.act
     random = generator(seed, "random actions")

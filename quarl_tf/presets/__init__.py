@@ -303,6 +303,12 @@ def load(
     return ALGORITHMS[algo].from_mapping(values, where=f"The {algo} preset of {env_id}")
 
 
+def of(run: Run) -> Preset:
+    """Return the hyper-parameters of a run, of its own file or the package's."""
+    file = None if run.presets is None else Path(run.presets)
+    return load(run.algo, run.env_id, run.overrides, file)
+
+
 def restore(algo: str, values: Mapping[str, Any]) -> Preset:
     """Rebuild the preset of a training's record."""
     return ALGORITHMS[algo].from_mapping(values, where=f"The recorded {algo} preset")

@@ -47,13 +47,16 @@ class Missing:
     exported: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Source:
-    """Which evaluations are read: those with `chance`, `episodes` of each after `skip_episodes`."""
+    """What is reported: evaluations with `chance`, `episodes` of each after `skip_episodes`."""
 
     workspace: Workspace
     margin_percent: float
+    command: str  #: Writes the report.
     chance: Chance = GREEDY
+    x: str = "step"  #: What returns in training are drawn against, a column of `progress.csv`.
+    memory: bool = False  #: Whether memory is measured.
     episodes: int | None = None
     skip_episodes: int = 0
     #: Of results that are known to be missing, by run id and scheme.

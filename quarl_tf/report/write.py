@@ -25,29 +25,20 @@ from quarl_tf.report.notes import blame_rows, last_networks, memory_rows, notes_
 from quarl_tf.report.page import dtypes, provenance, write_pages
 from quarl_tf.report.play import animation
 from quarl_tf.report.results import CellResults, Missing, Source, finite, load
-from quarl_tf.spec import BASELINE, DEFAULT_SCHEMES, REFERENCE, Chance, Run, Scheme
+from quarl_tf.spec import BASELINE, DEFAULT_SCHEMES, REFERENCE, Run, Scheme
 from quarl_tf.spec.cell import Cell, Column
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.state import is_begun
 from quarl_tf.store.workspace import Workspace, checked_report_name, report_name, sidecar_path
 
 
-def write_report(
-    workspace: Workspace,
-    run_ids: Sequence[str],
-    *,
-    command: str,
-    name: str | None,
-    margin_percent: float,
-    chance: Chance,
-) -> Path:
+def write_report(source: Source, run_ids: Sequence[str], name: str | None) -> Path:
     """Write the report of `pipeline.report`: one cell for runs that differ in their seed alone.
 
     The default name is the run's, without its seed for several.
     """
     if name is not None:
         checked_report_name(name)
-    source = Source(workspace=workspace, margin_percent=margin_percent, chance=chance)
     sidecars = [_sidecar(source, run_id) for run_id in dict.fromkeys(run_ids)]
     runs = [Run.from_dict(sidecar.run) for sidecar in sidecars]
     names = {run.seedless_id for run in runs}
@@ -56,7 +47,7 @@ def write_report(
             "A report on runs that differ in more than their seed needs a name; give --name NAME. "
             f"Received: runs={[run.run_id for run in runs]}"
         )
-    name = name or report_name(runs[0].run_id if len(runs) == 1 else names.pop(), chance)
+    name = name or report_name(runs[0].run_id if len(runs) == 1 else names.pop(), source.chance)
     groups: dict[str, list[Run]] = {}
     for run, sidecar in zip(runs, sidecars, strict=True):
         # One for each seed: a training may go on from several of its checkpoints.
@@ -64,32 +55,23 @@ def write_report(
         while run.seed in (other.seed for other in groups.get(key, ())):
             key += " again"
         groups.setdefault(key, []).append(run)
-    cells = [_cell_of(workspace, group, chance) for group in groups.values()]
+    cells = [_cell_of(source, group) for group in groups.values()]
     title = cells[0].title if len(cells) == 1 else name
-    return write(source, cells, name=name, title=title, command=command)
+    return write(source, cells, name, title)
 
 
-def write(
-    source: Source,
-    cells: Sequence[Cell],
-    *,
-    name: str,
-    title: str,
-    command: str,
-    x: str = "step",
-    memory: bool = False,
-) -> Path:
+def write(source: Source, cells: Sequence[Cell], name: str, title: str) -> Path:
     """Write `reports/<name>/`: index.html, report.md, figures/, results.csv and results.json.
 
-    Returns in training are drawn against `x`, a column of `progress.csv`. The same files give the
-    same bytes, except for the memory of processes. Returns the path of index.html.
+    The same files give the same bytes, except for the memory of processes. Returns the path of
+    index.html.
     """
     cell_results = [results.load_cell(source, cell) for cell in cells]
     missing = {(m.run_id, m.scheme): m for cell in cell_results for m in cell.missing}
-    memories = memory_rows(source.workspace, cell_results) if memory else []
+    memories = memory_rows(source.workspace, cell_results) if source.memory else []
     summaries = [_summary(cell) for cell in cell_results]
     aggregates = results.aggregates(cell_results)
-    figures = list(draw(source.workspace, cell_results, aggregates, x))
+    figures = list(draw(source.workspace, cell_results, aggregates, source.x))
     rows = [results.flat(row) for cell in cell_results for row in cell.trainings]
     pooled = [results.flat(row) for cell in cell_results for row in cell.rows]
     succeeding = any(row["success_rate"] is not None for row in rows)
@@ -99,14 +81,14 @@ def write(
         "name": name,
         "margin_percent": source.margin_percent,
         "confidence": CONFIDENCE,
-        "command": command,
+        "command": source.command,
         "cells": summaries,
         "pooled": pooled,
         "runs": rows,
         "missing": [asdict(experiment) for experiment in missing.values()],
         "aggregates": [asdict(aggregate, dict_factory=finite) for aggregate in aggregates],
     }
-    if memory:
+    if source.memory:
         content["memory"] = list(chain(*memories))
     folder = source.workspace.report_dir(name)
     write_json(folder / "results.json", content)
@@ -127,7 +109,7 @@ def write(
         "margin": f"{source.margin_percent:g} %",
         "skipped": source.skip_episodes,
         "fewest_episodes": min((n for cell in cell_results if (n := cell.episodes)), default=None),
-        "command": command,
+        "command": source.command,
         "provenance": provenance([result for cell in cell_results for result in cell.results]),
         "figures": figures,
         **_repetition(source, cell_results, missing.values()),
@@ -161,9 +143,9 @@ def _sidecar(source: Source, run_id: str) -> Sidecar:
     return sidecar
 
 
-def _cell_of(workspace: Workspace, runs: Sequence[Run], chance: Chance) -> Cell:
+def _cell_of(source: Source, runs: Sequence[Run]) -> Cell:
     """Return the cell of runs that differ in their seed alone, with all their exported schemes."""
-    schemes = _exported(workspace, [run.run_id for run in runs])
+    schemes = _exported(source.workspace, [run.run_id for run in runs])
     columns = [Column(REFERENCE, Scheme.parse(REFERENCE), tuple(run.plain for run in runs))]
     columns += [Column(s.name, s, tuple(runs)) for s in schemes if s.name != REFERENCE]
     first = runs[0]
@@ -174,7 +156,7 @@ def _cell_of(workspace: Workspace, runs: Sequence[Run], chance: Chance) -> Cell:
     if first.quantization is not None:
         options |= first.quantization.options()
     details = [f"{key}={value}" for key, value in options.items()]
-    distinction = ", ".join(filter(None, [*details, chance.words]))
+    distinction = ", ".join(filter(None, [*details, source.chance.words]))
     return Cell(distinction=distinction, columns=tuple(columns))
 
 

@@ -65,7 +65,13 @@ class _JsonRecord:
             if values.get("run_id", run_id) != run_id:
                 raise cls._invalid(path, f"run_id={values['run_id']!r}, its run is {run_id!r}")
         nested = {n: kind(**values[n]) for n, kind in kinds.items() if is_dataclass(kind)}
-        return cls(**values | nested)
+        record = cls(**values | nested)
+        if flaw := record._flaw():
+            raise cls._invalid(path, flaw)
+        return record
+
+    def _flaw(self) -> str:
+        return ""
 
     @classmethod
     def _invalid(cls, path: Path, received: str) -> QuarlError:
@@ -182,16 +188,12 @@ class Sidecar(_JsonRecord):
         frequency: int = self.preset.get("train_frequency", 0)
         return 0 if quantization is None else quantization.delay + frequency
 
-    @classmethod
-    def of(cls, stored: dict[str, Any], path: Path) -> Self:
-        """Build the record, with one deviation for each component of the action if any."""
-        sidecar = super().of(stored, path)
-        if (dtype := sidecar.observation_dtype) not in ("float32", "uint8"):
-            raise cls._invalid(path, f"observation_dtype={dtype!r}")
-        std = sidecar.action_std
-        if std is not None and len(std) != len(sidecar.action_low or ()):
-            raise cls._invalid(path, f"action_std={std}")
-        return sidecar
+    def _flaw(self) -> str:
+        if self.observation_dtype not in ("float32", "uint8"):
+            return f"observation_dtype={self.observation_dtype!r}"
+        std = self.action_std  # One for each component of the action, if any.
+        fits = std is None or len(std) == len(self.action_low or ())
+        return "" if fits else f"action_std={std}"
 
 
 @dataclass(frozen=True)
@@ -238,15 +240,9 @@ class Evaluation(_JsonRecord):
     #: Success of each episode, where the environment reports it (`info["is_success"]`).
     successes: list[bool] | None = None
 
-    @classmethod
-    def of(cls, stored: dict[str, Any], path: Path) -> Self:
-        """Build the record, in which each list has a value for each of its episodes."""
-        evaluation = super().of(stored, path)
-        for name, values in vars(evaluation).items():
-            if isinstance(values, list) and not len(values) == len(evaluation.seeds) > 0:
-                received = f"{len(values)} {name} of {len(evaluation.seeds)} seeds"
-                raise cls._invalid(path, received)
-        return evaluation
+    def _flaw(self) -> str:
+        n, lists = len(self.seeds), [(k, v) for k, v in vars(self).items() if type(v) is list]
+        return next((f"{len(v)} {k} of {n} seeds" for k, v in lists if not len(v) == n > 0), "")
 
     def first(self, episodes: int | None, *, skip: int = 0) -> Self:
         """Return the first episodes after those skipped; ties and latency stay those of all."""

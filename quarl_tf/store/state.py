@@ -53,32 +53,44 @@ def state(
     *,
     chance: Chance,
     episodes: int | None = None,
-    preset: Preset | None = None,
+    current: bool = False,
 ) -> Status:
     """Return the progress of an experiment.
 
-    With `episodes`, an evaluation counts if it has so many of the run's seeds; with a `preset`, a
-    training counts if it has the same settings. Results count without the run folder, as in a
+    With `episodes`, an evaluation counts if it has so many of the run's seeds; if `current`, a
+    training counts if it has the settings of today. Results count without the run folder, as in a
     clone, and without the flatbuffer, whose hash is in the sidecar and in the evaluation.
     """
     try:
+        preset = presets.of(run) if current else None
         record = None if preset is None else finished_training(workspace, run, preset)
         if preset is not None and record is None and is_begun(workspace, run.run_id):
             return Status(State.MISSING, "was not trained")
-        sidecar = _exported(workspace, run, scheme, record)
-        if isinstance(sidecar, Status):
-            return sidecar
+        status = _exported(workspace, run, scheme, record)
+        if (sidecar := status.sidecar) is None:
+            return status
         if preset is not None:
             require_same_settings(workspace.artifact_dir(run.run_id), asdict(sidecar), run, preset)
-        return _evaluated(workspace, run, sidecar, episodes, chance)
+        artifact = workspace.artifact(run.run_id, scheme)
+        path = evaluation_path(artifact, chance)
+        if not path.exists():
+            words = f" with {chance.words}" * bool(chance.words)
+            return replace(status, reason=f"was not evaluated{words}")
+        evaluation, reference = Evaluation.load(path), reference_path(artifact, sidecar)
+        seeds = None if episodes is None else evaluation_seeds(run.seed, episodes)
+        flaw = evaluation_flaw(evaluation, sidecar, reference, seeds, chance)
+        is_plain = run.quantization is None
+        if flaw is None and is_plain and seeds and baseline(reference, run, seeds) is None:
+            flaw = "has no evaluation of the random policy beside it"
+        if flaw is not None:
+            return replace(status, reason=flaw)
+        return Status(State.EVALUATED, sidecar=sidecar, evaluation=evaluation)
     except QuarlError as error:
         return Status(State.FAILED, str(error))
 
 
-def _exported(
-    workspace: Workspace, run: Run, scheme: str, record: TrainingRecord | None
-) -> Sidecar | Status:
-    """Return the sidecar of a valid flatbuffer, else the status before the export."""
+def _exported(workspace: Workspace, run: Run, scheme: str, record: TrainingRecord | None) -> Status:
+    """Return whether a valid flatbuffer is there, with its sidecar, else the status before it."""
     artifact = workspace.artifact(run.run_id, scheme)
     trained = record is not None or is_trained(workspace, run.run_id)
     previous = State.TRAINED if trained else State.MISSING
@@ -91,27 +103,7 @@ def _exported(
         return Status(previous, "has a flatbuffer that does not match its sidecar")
     if record is not None and sidecar.network_sha256 != record.network_sha256:
         return Status(previous, "was exported from an earlier network")
-    return sidecar
-
-
-def _evaluated(
-    workspace: Workspace, run: Run, sidecar: Sidecar, episodes: int | None, chance: Chance
-) -> Status:
-    artifact = workspace.artifact(run.run_id, sidecar.scheme)
-    path = evaluation_path(artifact, chance)
-    if not path.exists():
-        reason = "was not evaluated" + f" with {chance.words}" * bool(chance.words)
-        return Status(State.EXPORTED, reason, sidecar)
-    evaluation = Evaluation.load(path)
-    seeds = None if episodes is None else evaluation_seeds(run.seed, episodes)
-    reference = reference_path(artifact, sidecar)
-    flaw = evaluation_flaw(evaluation, sidecar, reference, seeds, chance)
-    is_plain = run.quantization is None
-    if flaw is None and is_plain and seeds and baseline(reference, run, seeds) is None:
-        flaw = "has no evaluation of the random policy beside it"
-    if flaw is not None:
-        return Status(State.EXPORTED, flaw, sidecar)
-    return Status(State.EVALUATED, sidecar=sidecar, evaluation=evaluation)
+    return Status(State.EXPORTED, sidecar=sidecar)
 
 
 def evaluation_flaw(
@@ -322,10 +314,10 @@ def not_exported(workspace: Workspace, run: Run, schemes: Sequence[str]) -> list
     record = None if run.adopted else training_record(workspace, run.run_id)
     missing = []
     for scheme in schemes:
-        sidecar = None
+        exported = None
         with contextlib.suppress(QuarlError):
-            sidecar = _exported(workspace, run, scheme, record)
-        if not isinstance(sidecar, Sidecar) or not workspace.artifact(run.run_id, scheme).exists():
+            exported = _exported(workspace, run, scheme, record).sidecar
+        if exported is None or not workspace.artifact(run.run_id, scheme).exists():
             missing.append(scheme)
     return missing
 

@@ -8,8 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from quarl_tf import pipeline
-from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.spec import Run, Scheme
 from quarl_tf.store.state import State, state
 from quarl_tf.store.workspace import Workspace
@@ -44,13 +42,9 @@ def plan(workspace: Workspace, study: Study, run_id: str | None = None) -> list[
 
 
 def _status(workspace: Workspace, study: Study, run: Run, scheme: Scheme) -> Status:
-    try:
-        preset = pipeline.preset_of(run)
-    except QuarlError as error:  # The user is editing the presets file.
-        return Status(run, scheme, State.FAILED, str(error))
     episodes = study.episodes + study.skip_episodes
     status = state(
-        workspace, run, scheme.name, episodes=episodes, chance=study.chance, preset=preset
+        workspace, run, scheme.name, chance=study.chance, episodes=episodes, current=True
     )
     failure = failure_path(workspace, run)
     if status.state != State.EVALUATED:
@@ -79,18 +73,13 @@ def write_study_report(
     source = Source(
         workspace=workspace,
         margin_percent=margin_percent,
+        command=command,
+        chance=study.chance,
+        x="step" if study.x == "steps" else study.x,
+        memory=study.memory,
         episodes=study.episodes,
         skip_episodes=study.skip_episodes,
-        chance=study.chance,
         missing_reasons=reasons,
         remedy=remedy,
     )
-    return report.write(
-        source,
-        study.cells,
-        name=study.name,
-        title=study.title,
-        command=command,
-        x="step" if study.x == "steps" else study.x,
-        memory=study.memory,
-    )
+    return report.write(source, study.cells, study.name, study.title)

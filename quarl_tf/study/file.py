@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from quarl_tf import environments, pipeline, presets
+from quarl_tf import environments, presets
 from quarl_tf.foundation import kinds
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.presets import Preset, tables
@@ -54,11 +54,11 @@ class Study:
     title: str
     cells: tuple[Cell, ...]
     env_ids: tuple[str, ...]  #: Of the cells' environments in the file, which may be old ones.
-    episodes: int
-    skip_episodes: int  #: Episodes before those, by which something was selected.
     chance: Chance
-    memory: bool
-    x: str
+    episodes: int = DEFAULT_EPISODES
+    skip_episodes: int = 0  #: Episodes before those, by which something was selected.
+    memory: bool = False
+    x: str = X_AXES[0]
 
     def experiments(self) -> list[tuple[Run, Scheme]]:
         """Return all experiments, those once that cells share."""
@@ -105,11 +105,8 @@ def _study(content: Any, folder: Path) -> Study:
         title=values.get("title", name),
         cells=tuple(_titled(cells)),
         env_ids=tuple(entry["env"] for entry in values["cells"]),
-        episodes=values.get("episodes", DEFAULT_EPISODES),
-        skip_episodes=values.get("skip_episodes", 0),
         chance=chance,
-        memory=values.get("memory", False),
-        x=values.get("x", X_AXES[0]),
+        **{k: values[k] for k in ("episodes", "skip_episodes", "memory", "x") if k in values},
     )
 
 
@@ -163,7 +160,7 @@ def _cell(
     env_id = environments.canonical_id(values["env"])
     overrides = values.get("overrides", {})
     base = Run(values["algo"], env_id, 0, overrides, modules=modules, presets=presets_file)
-    preset = pipeline.preset_of(base)
+    preset = presets.of(base)
     seeds = sorted(values["seeds"])
     if min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise UsageError(f"Seeds are 0 or more, none comes twice. Received: seeds={seeds}")
@@ -178,7 +175,7 @@ def _cell(
     if "from" in values:
         start = _checked(values["from"], "from", _FROM_KEYS, ("sha256",))
         trained = replace(base, seed=seeds[0], overrides=start.get("overrides", {}))
-        pipeline.preset_of(trained)  # Refuses what is no setting.
+        presets.of(trained)  # Refuses what is no setting.
         base = replace(base, origin=Origin(trained, start["sha256"]))
         if len(seeds) > 1 or quantizations:
             raise UsageError(

@@ -89,7 +89,7 @@ def test_a_resumed_distillation_gives_same_bytes(tmp_path: Path) -> None:
     first = Run("dqn", "CartPole-v1", 3, {**_BRIEF, **_DQN})
     train(Workspace(tmp_path / "uncut"), first)
     run = replace(first, overrides={**first.overrides, "distillation": 5.0}, quantization=_FEW_BITS)
-    preset = pipeline.preset_of(run)
+    preset = presets.of(run)
     run = pipeline.with_origin(Workspace(tmp_path / "uncut"), first.run_id, run, preset)
     cut_and_resumed(run, preset, tmp_path)
 

@@ -576,7 +576,7 @@ def test_runs_that_differ_in_more_than_the_seed_are_cells_of_their_own(drawn: Wo
 
 
 def test_references_that_cells_share_have_curves_of_their_own(workspace: Workspace) -> None:
-    source, cells = Source(workspace=workspace, margin_percent=2.0), []
+    source, cells = Source(workspace=workspace, margin_percent=2.0, command=COMMAND), []
     for overrides in ({}, SLOW):
         plain = add_run(workspace, replace(RUN, overrides=overrides))
         for bits in (4, 2):
@@ -596,8 +596,8 @@ def test_shared_trainings_count_once_over_cells(workspace: Workspace) -> None:
     for run in game:  # Left out: each plays two different games.
         evaluate(workspace, run, "fp32", [400.0, 500.0] * (EPISODES // 2))
     cells = [cell_of(fp32=of_it, int8=of_it) for of_it in (runs, runs[:1], others, hopeless, game)]
-    source = Source(workspace=workspace, margin_percent=2.0)
-    report.write(source, cells, name="x", title="x", command=COMMAND)
+    source = Source(workspace=workspace, margin_percent=2.0, command=COMMAND)
+    report.write(source, cells, "x", "x")
     (row,) = results_of(workspace.report_dir("x"))["aggregates"]
     assert (row["scheme"], row["cells"], len(row["errors"])) == ("int8", 2, 4)
 
@@ -695,7 +695,7 @@ def test_memory_is_compared_with_that_of_fp32(workspace: Workspace, monkeypatch:
 def test_what_some_lack_is_not_drawn(drawn: Workspace) -> None:
     runs = [add_run(drawn), add_run(drawn, AWARE)]
     cell = cell_of(fp32=runs[:1], qat_w4a4=runs[1:])
-    source = Source(workspace=drawn, margin_percent=2.0)
+    source = Source(workspace=drawn, margin_percent=2.0, command=COMMAND)
     variance = "step", "action_variance", "action_variance_dqn_CartPole-v1.png"
     for x, column, figure in (variance, ("episodes", "episodes", "return_against_episodes.png")):
         for run in runs:

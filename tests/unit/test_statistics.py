@@ -313,7 +313,7 @@ def test_failed_trainings_are_held_by_the_interval_or_the_bound(trainings: int) 
 
 def cell(difference: np.ndarray | float) -> Paired:
     reference = np.full(50, 200.0)
-    return Paired(reference + difference, reference, 0.0, 50)
+    return Paired.of(reference + difference, reference, 0.0, 50)
 
 
 def test_aggregates_by_hand() -> None:
@@ -334,7 +334,7 @@ def test_aggregates_by_hand() -> None:
     assert result.improvement.mean == pytest.approx((0 + 75) / 2)
     # A standard error of 12.5 and one degree of freedom reach beyond what a probability can be.
     assert (result.improvement.low, result.improvement.high) == (0, 100)
-    near_zero = Paired(np.full(20, -9.0), np.full(20, 1.0), -99.0, 20)
+    near_zero = Paired.of(np.full(20, -9.0), np.full(20, 1.0), -99.0, 20)
     assert near_zero.errors == pytest.approx(np.full(20, 10.0))
     result = aggregate("fp16", {"a": [cell(0.0)] * 2, "b": [cell(0.0)]})
     for interval in (result.error, result.iqm, result.improvement):
@@ -347,7 +347,7 @@ def test_aggregates_by_hand() -> None:
 
 
 def test_noise_is_what_fp32_differs_from_itself_on_other_episodes() -> None:
-    run = Paired(np.zeros(50), np.tile([70.0, 130.0], 25), 0.0, 50)
+    run = Paired.of(np.zeros(50), np.tile([70.0, 130.0], 25), 0.0, 50)
     draws = np.random.default_rng(0).normal(0, 30 / 7, size=(2, 100_000))  # Its standard error.
     for trainings, differences in ((1, draws[0] - draws[1]), (4, (draws[0] - draws[1]) / 2)):
         noise = aggregate("fp16", {"a": [run] * trainings, "b": [run] * trainings}).noise
@@ -383,7 +383,7 @@ def test_intervals_over_cells_hold_the_true_mean() -> None:
 def test_losses_are_corrected_for_the_number_of_cells() -> None:
     assert holm({"a": 0.04, "b": 0.001, "c": 0.02}, 0.05) == ["b", "c", "a"]
     assert holm({"a": 0.04, "b": 0.001, "c": 0.03}, 0.05) == ["b"]
-    repeated = Paired(np.full(50, 18.0), np.full(50, 20.0), 0.0, 1.0)  # It is one observation.
+    repeated = Paired.of(np.full(50, 18.0), np.full(50, 20.0), 0.0, 1.0)  # It is one observation.
     assert aggregate("x", {"a": [repeated], "b": [cell(0.0)]}).losses == []
     assert aggregate("x", {"a": [cell(np.linspace(-11, -9, 50))], "b": [cell(0.0)]}).losses == ["a"]
     # Where episodes of each training agree, many trainings that lose are certain, too.
