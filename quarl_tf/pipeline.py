@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from quarl_tf.foundation import kinds
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import require_writable
-from quarl_tf.spec import BASELINE, DEFAULT_MARGIN_PERCENT, GREEDY, Chance, Run, Scheme
+from quarl_tf.spec import BASELINE, DEFAULT_MARGIN_PERCENT, GREEDY, REFERENCE, Chance, Run, Scheme
 from quarl_tf.spec.run import DEFAULT_EPISODES, require_possible
 from quarl_tf.store.records import Evaluation, Sidecar, TrainingRecord
 from quarl_tf.store.workspace import (
@@ -27,6 +27,8 @@ from quarl_tf.store.workspace import (
 
 if TYPE_CHECKING:
     from quarl_tf.presets import Preset
+
+_EPISODES_SAVED = 50  #: After so many more episodes an evaluation is saved.
 
 
 def _silent(*_: Any) -> None: ...
@@ -149,6 +151,7 @@ def evaluate(
         UsageError: No episode is asked for, or `chance` is not for such a policy.
         QuarlError: A file is damaged, or the environment is not the one it was trained in.
     """
+    from quarl_tf import environments
     from quarl_tf.evaluation import play
     from quarl_tf.foundation.seeding import evaluation_seeds
     from quarl_tf.runtime.policy import Policy
@@ -161,10 +164,11 @@ def evaluate(
     seeds = evaluation_seeds(run.seed, episodes)
     reference, path = reference_path(artifact, sidecar), evaluation_path(artifact, chance)
     if reference.exists() and reference.resolve() != artifact.resolve():
-        if (other := Sidecar.load(sidecar_path(reference)).run_id) != run.plain.run_id:
+        other = Sidecar.load(sidecar_path(reference))
+        if (other.scheme, other.run_id) != (REFERENCE, run.plain.run_id):
             raise QuarlError(
-                f"The fp32 to compare with is of another training; put that of {run.plain.run_id} "
-                f"in its place, or remove it. Received: {reference} of {other}"
+                f"This is not the fp32 to compare with; put that of {run.plain.run_id} in its "
+                f"place, or remove it. Received: {reference}, {other.scheme} of {other.run_id}"
             )
         evaluate(reference, episodes, chance=chance, update=update)
     evaluation = None
@@ -173,12 +177,20 @@ def evaluate(
         known_seeds = seeds[: len(saved.seeds)]
         if evaluation_flaw(saved, sidecar, reference, known_seeds, chance) is None:
             evaluation = saved
-    if evaluation is None or len(evaluation.seeds) < episodes:
+    begun = evaluation if evaluation and may_be_continued(evaluation, chance) else None
+    # Of a greedy game, episodes that were saved would be played again for their starts.
+    steps = episodes if chance == GREEDY and environments.rules(run.env_id) else _EPISODES_SAVED
+    while evaluation is None or len(evaluation.seeds) < episodes:
         require_writable(path)  # Before the episodes are played.
-        begun = evaluation if evaluation and may_be_continued(evaluation, chance) else None
         guide = reference if reference.exists() else None
-        evaluation = play.evaluate(
-            artifact, seeds, chance, reference=guide, update=update, begun=begun
+        count = min(episodes, steps + (len(begun.seeds) if begun else 0))
+        evaluation = begun = play.evaluate(
+            artifact,
+            seeds[:count],
+            chance,
+            reference=guide,
+            update=lambda done, _, *note: update(done, episodes, *note),
+            begun=begun,
         )
         evaluation.save(path)
     # Last, so that errors of the policy come at once. It is saved beside fp32.

@@ -229,6 +229,17 @@ def random_note(artifact: Path, args: Namespace) -> str:
     )
 
 
+def check_text(artifact: Path) -> str:
+    """Return how a quantised file agrees with fp32 on the observations that calibrated it."""
+    check = Entry.load(artifact).sidecar.check
+    if "observations" not in check:
+        return ""
+    if (agreement := check.get("action_agreement")) is not None:
+        return f"  (fp32's action in {agreement:.1%} of {check['observations']:,} observations)"
+    difference, head = check["max_abs_difference"], check["max_abs_head"]
+    return f"  (differs from fp32 by {difference:.2g} at most, of up to {head:.2g})"
+
+
 def require_gated(schemes: Iterable[str], args: Namespace) -> None:
     """Refuse a gate on fp32 alone, which it would compare with itself."""
     if args.gate is not None and set(schemes) == {REFERENCE}:
@@ -255,6 +266,8 @@ def require_gate(artifacts: Sequence[Path], args: Namespace) -> None:
                 f"Received: {path}, --episodes {args.episodes}"
             )
         error = comparison.reward_error_percent
+        if error is None and comparison.difference.mean >= 0:
+            error = 0.0
         flaw = "undefined, fp32 earns 0"
         if error is not None and args.confident and comparison.scheme != REFERENCE:
             # The worse end of the interval counts.

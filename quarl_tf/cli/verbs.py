@@ -230,7 +230,9 @@ def _adopt(args: Namespace) -> None:
 
 def _quantize(args: Namespace) -> None:
     (artifact,) = _artifacts(args, [args.artifact])
-    _say(f"quantised {quantize(artifact, Scheme.parse(args.scheme), args.observations)}")
+    with spinner("quantize"):
+        path = quantize(artifact, Scheme.parse(args.scheme), args.observations)
+    _say(f"quantised {path}{summary.check_text(path)}")
 
 
 def _evaluate(args: Namespace) -> None:

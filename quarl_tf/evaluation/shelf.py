@@ -84,10 +84,14 @@ class Entry:
         if scheme is None or not path.exists():
             return None
         reference = Evaluation.load(path)
-        if reference.run_id != self.run.plain.run_id:
-            return None  # It is of another training.
-        if fp32_sidecar.exists() and Sidecar.load(fp32_sidecar).sha256 != reference.artifact_sha256:
-            return None  # It is of another flatbuffer.
+        if (reference.scheme, reference.run_id) != (REFERENCE, self.run.plain.run_id):
+            return None
+        # The fp32 that this one was compared with, that is here, or (adopted) that it was made of.
+        known = {scheme.reference_sha256} - {None}
+        known |= {Sidecar.load(fp32_sidecar).sha256} if fp32_sidecar.exists() else set()
+        known |= {self.sidecar.network_sha256} if self.run.adopted else set()
+        if known - {reference.artifact_sha256}:
+            return None
         count = min(len(scheme.seeds), len(reference.seeds), episodes or len(scheme.seeds))
         pair = reference.first(count), scheme.first(count)
         played = [(one.env_id, one.seeds, one.protocol) for one in pair]

@@ -316,6 +316,10 @@ def _in_a_child(crash: str, work: Callable[..., Any], *arguments: Any) -> Any:
             return future.result()
         except BrokenProcessPool as error:
             raise QuarlError(crash) from error
+        except KeyboardInterrupt:
+            for child in multiprocessing.active_children():
+                child.kill()  # The pool would wait for the end of its work.
+            raise
 
 
 def _end_with_others() -> None:

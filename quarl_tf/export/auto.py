@@ -1,7 +1,6 @@
 """Choose the int8 recipe of a policy by return: `int8_auto`."""
 
 import math
-import statistics
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,10 @@ INT8 = Scheme.parse("int8").recipe
 
 
 def chosen(content: bytes, policy: Policy, observations: Array) -> tuple[bytes, dict[str, Any]]:
-    """Return the int8 file with the highest return on selection seeds, and the returns of all.
+    """Return the int8 file by the return on selection seeds, and the mean returns of all.
 
-    Recipes that leave less in float come first and win ties.
+    Recipes that leave less in float come first. A later one has to earn more by twice the standard
+    error of the difference, and to be smaller than the float flatbuffer.
     """
     choices = policy.sidecar.num_actions
     int8_content = prepared(content, observations, choices)
@@ -38,13 +38,18 @@ def chosen(content: bytes, policy: Policy, observations: Array) -> tuple[bytes, 
         f"{worst} in float": (int8_content, INT8.without(worst)),
         f"{worst} and head in float": (float_head_content, INT8.without(worst).without("head")),
     }
-    files, mean_returns = {}, {}
+    returns: dict[str, Array] = {}
+    best, file = "", b""
     for name, (float_content, recipe) in recipes.items():
-        files[name] = integer.quantized(float_content, observations, recipe)
-        returns = calibration.selection_returns(Policy(files[name], policy.sidecar), _ROLLOUTS)
-        mean_returns[name] = statistics.fmean(returns)
-    best = max(mean_returns, key=lambda name: mean_returns[name])
-    return files[best], {"recipe": best, "selection_returns": mean_returns}
+        copy = integer.quantized(float_content, observations, recipe)
+        played = calibration.selection_returns(Policy(copy, policy.sidecar), _ROLLOUTS)
+        returns[name] = np.array(played)
+        gains = returns[name] - returns[best or name]
+        error = gains.std(ddof=1) / math.sqrt(_ROLLOUTS)
+        if not best or (gains.mean() > 2 * error and len(copy) < len(content)):
+            best, file = name, copy
+    means = {name: float(values.mean()) for name, values in returns.items()}
+    return file, {"recipe": best, "selection_returns": means}
 
 
 def errors(content: bytes, policy: Policy, observations: Array) -> dict[str, Any]:

@@ -7,7 +7,7 @@ those of a float file and are left out.
 
 import contextlib
 import shlex
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -48,6 +48,12 @@ def write_report(source: Source, run_ids: Sequence[str], name: str | None) -> Pa
             f"Received: runs={[run.run_id for run in runs]}"
         )
     name = name or report_name(runs[0].run_id if len(runs) == 1 else names.pop(), source.chance)
+    adopted = [s.network_sha256 for s, run in zip(sidecars, runs, strict=True) if run.adopted]
+    if len(set(adopted)) < len(adopted):
+        raise UsageError(
+            "A policy that was adopted several times is one training; report one of its runs. "
+            f"Received: runs={[run.run_id for run in runs]}"
+        )
     groups: dict[str, list[Run]] = {}
     for run, sidecar in zip(runs, sidecars, strict=True):
         # One for each seed: a training may go on from several of its checkpoints.
@@ -135,7 +141,9 @@ def _sidecar(source: Source, run_id: str) -> Sidecar:
     require_chance(run.env_id, source.chance, None if run.adopted else run.algo)
     fp32 = load(source, run.plain, REFERENCE)
     if isinstance(fp32, Missing):
-        remedy = _remedy(source, fp32, run.plain, [REFERENCE], source.chance.option)
+        option = source.chance.option
+        command = f"{run.plain.command('run')} --schemes {REFERENCE}{option}"
+        remedy = _remedy(source, fp32, run.plain, command, option)
         raise QuarlError(
             f"There is nothing to compare with: fp32 of {fp32.run_id} {fp32.reason}; make it with "
             f"`{remedy}`. Received: run={run_id!r}"
@@ -200,32 +208,32 @@ def _repetition(
         return {"commands": [source.remedy], "remedies": [source.remedy] if missing else []}
     runs: dict[str, Run] = {}
     schemes: dict[str, dict[str, None]] = {}
-    for column in chain.from_iterable(cell.cell.columns for cell in cells):
-        for run in column.runs:
+    options: dict[str, str] = {}
+    most = max((cell.episodes or 0 for cell in cells), default=0)
+    for cell in cells:
+        episodes = (cell.episodes or most) + source.skip_episodes
+        for run, name in ((run, c.scheme.name) for c in cell.cell.columns for run in c.runs):
             runs[run.run_id] = run
-            schemes.setdefault(run.run_id, {})[column.scheme.name] = None
-    episodes = max((cell.episodes or 0 for cell in cells), default=0) + source.skip_episodes
-    options = f" --episodes {episodes}" + source.chance.option
+            schemes.setdefault(run.run_id, {})[name] = None
+            options[run.run_id] = f" --episodes {episodes}" + source.chance.option
+    commands = {
+        run_id: f"{run.command('run')} --schemes {','.join(schemes[run_id])}{options[run_id]}"
+        for run_id, run in runs.items()
+    }
     remedies = (
-        _remedy(source, one, runs[one.run_id], schemes[one.run_id], options) for one in missing
+        _remedy(source, one, runs[one.run_id], commands[one.run_id], options[one.run_id])
+        for one in missing
     )
     return {
-        "commands": [_command(run, schemes[run_id], options) for run_id, run in runs.items()],
+        "commands": [source.workspace.command(command) for command in commands.values()],
         "remedies": list(dict.fromkeys(remedies)),
     }
 
 
-def _command(run: Run, schemes: Iterable[str], options: str) -> str:
-    return f"{run.command('run')} --schemes {','.join(schemes)}{options}"
-
-
-def _remedy(
-    source: Source, missing: Missing, run: Run, schemes: Iterable[str], options: str
-) -> str:
+def _remedy(source: Source, missing: Missing, run: Run, command: str, options: str) -> str:
     """Return the command that makes a missing result: that of its training, if it is here."""
     workspace, scheme = source.workspace, missing.scheme
     artifact = workspace.artifact(missing.run_id, REFERENCE if scheme == BASELINE else scheme)
-    command = _command(run, schemes, options)
     if not is_begun(workspace, missing.run_id):
         if missing.exported and artifact.exists():
             return f"quarl evaluate {shlex.quote(str(artifact))}{options}{run.imports}"

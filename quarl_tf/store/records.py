@@ -192,7 +192,7 @@ class Sidecar(_JsonRecord):
         if self.observation_dtype not in ("float32", "uint8"):
             return f"observation_dtype={self.observation_dtype!r}"
         std = self.action_std  # One for each component of the action, if any.
-        fits = std is None or len(std) == len(self.action_low or ())
+        fits = std is None or (len(std) == len(self.action_low or ()) and min(std, default=0) >= 0)
         return "" if fits else f"action_std={std}"
 
 

@@ -247,6 +247,10 @@ def test_gate_goes_by_results_of_its_kind_or_exits_with_3(tmp_path: Path, capsys
         assert ("Received: int8 20.00 %" in error) == (code == 3 and options != ["--confident"])
         assert ("no interval" in error) == (greedy == [1] * 5)
         assert "inf %" not in error
+    for name in ("int8", "fp32"):  # Who earns nothing loses nothing.
+        path = evaluation_path(artifact.with_name(f"{name}.tflite"))
+        replace(Evaluation.load(path), returns=[0.0] * 5).save(path)
+    assert verbs.main([*gate, "10"]) == 0
 
 
 def test_slow_precision_is_told_of(capsys: Capsys, monkeypatch: Patch, tmp_path: Path) -> None:

@@ -188,6 +188,8 @@ def test_one_name_of_several_adopted_policies_is_refused(file: Path, capsys: Cap
     assert f"{name} is the name of 2 adopted policies" in line
     assert str(FOLDER / "fp32.tflite") in line
     assert printed(capsys, "list").count(name) == 2
+    runs = RUN, RUN.replace("mine", "yours")
+    assert "is one training" in refusal(capsys, "report", *runs, "--name", "both")
     (FOLDER / "fp32.tflite").unlink()
     assert "s0-yours" in printed(capsys, "list")
     assert "s0-yours" in printed(capsys, "inspect", name)
@@ -206,6 +208,8 @@ def test_nan_heads_and_crashes_get_one_line(file: Path, capsys: Capsys, monkeypa
 def test_a_child_ends_with_its_parent() -> None:
     code = "import os; from quarl_tf.export.adopt import _in_a_child as run; "
     python("-c", code + "run('', os.kill, os.getpid(), 9)", code=-9, timeout=60)
+    code += "import threading, time; threading.Timer(3, os.kill, (os.getpid(), 2)).start(); "
+    python("-c", code + "run('', time.sleep, 600)", code=-2, timeout=60)  # Nor is it waited for.
 
 
 def _crash(*_: Any) -> None:

@@ -68,7 +68,7 @@ def test_gains_are_paired_with_an_interval(copy_artifact: Copy, monkeypatch: Pat
     assert (no_gain, gain_of_one) == (mean_interval([0.0] * 20), mean_interval([1.0] * 20))
 
 
-def test_the_recipe_that_earns_most_is_recorded(copy_artifact: Copy, monkeypatch: Patch) -> None:
+def test_recipe_and_returns_are_recorded(copy_artifact: Copy, monkeypatch: Patch) -> None:
     monkeypatch.setattr(auto, "_ROLLOUTS", 2)
     scheme = Scheme.parse("int8_auto")
     artifact = quantize(copy_artifact("balancer"), scheme)
@@ -85,12 +85,26 @@ def test_the_recipe_that_earns_most_is_recorded(copy_artifact: Copy, monkeypatch
     assert after.check["selection_returns"] != returns
 
 
-def test_the_worst_layer_may_stay_in_float(copy_artifact: Copy, monkeypatch: Patch) -> None:
-    rising = iter(range(6))
-    monkeypatch.setattr(calibration, "selection_returns", lambda *_: [next(rising)])
-    monkeypatch.setattr(auto, "errors", lambda *_: {"hidden_0": 1.0, "hidden_1": 2.0, "head": 9.0})
+@pytest.mark.parametrize(("noise", "recipe"), [(0.5, "hidden_0 and head in float"), (100, "int8")])
+def test_a_certain_gain_keeps_the_worst_layer_in_float(
+    copy_artifact: Copy, monkeypatch: Patch, noise: float, recipe: str
+) -> None:
+    rising, random = iter(range(6)), np.random.default_rng(0)
+    monkeypatch.setattr(
+        calibration, "selection_returns", lambda *_: random.normal(next(rising), noise, 20)
+    )
+    monkeypatch.setattr(auto, "errors", lambda *_: {"hidden_0": 2.0, "hidden_1": 1.0, "head": 9.0})
     artifact = quantize(copy_artifact("fp32"), Scheme.parse("int8_auto"))
-    assert Policy.load(artifact).sidecar.check["recipe"] == "hidden_1 and head in float"
+    assert Policy.load(artifact).sidecar.check["recipe"] == recipe
+
+
+def test_no_recipe_is_larger_than_fp32(copy_artifact: Copy, monkeypatch: Patch) -> None:
+    rising = iter(range(6))
+    monkeypatch.setattr(calibration, "selection_returns", lambda *_: [next(rising)] * 20)
+    quantized = integer.quantized
+    monkeypatch.setattr(integer, "quantized", lambda *a: quantized(*a) + bytes(10**6))
+    artifact = quantize(copy_artifact("fp32"), Scheme.parse("int8_auto"))
+    assert Policy.load(artifact).sidecar.check["recipe"] == "int8"
 
 
 def test_recipes_are_chosen_on_different_episodes(artifacts: Artifacts) -> None:

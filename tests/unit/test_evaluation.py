@@ -175,6 +175,22 @@ def test_saved_evaluations_are_reused(stochastic: Describe, monkeypatch: Patch) 
     assert pipeline.evaluate(path, 14) == Evaluation.load(saved)
 
 
+def test_an_interrupted_evaluation_keeps_its_episodes(
+    stochastic: Describe, monkeypatch: Patch
+) -> None:
+    def interrupt(done: int, _: int) -> None:
+        if done == 25:
+            raise KeyboardInterrupt
+
+    path = stochastic("tied", "int8")
+    monkeypatch.setattr(pipeline, "_EPISODES_SAVED", 10)
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.evaluate(path, 30, update=interrupt)
+    assert len(Evaluation.load(evaluation_path(path)).seeds) == 20
+    seeds = evaluation_seeds(RUN.seed, 30)
+    assert outcomes(pipeline.evaluate(path, 30)) == outcomes(evaluate(path, seeds))
+
+
 def test_a_reference_is_compared_with_unless_it_was_deleted(stochastic: Describe) -> None:
     path = stochastic("tied", "int8")
     fp32 = reference_path(path, Policy.load(path).sidecar)
@@ -252,7 +268,7 @@ def test_misfits_are_refused(artifacts: Any, describe: Describe) -> None:
     fp32, foreign = describe(artifacts["fp32"].read_bytes(), "fp32"), replace(RUN, seed=1)
     facts = {"scheme": "int8", "run": foreign.to_dict(), "run_id": foreign.run_id}
     message = refused(pipeline.evaluate, describe(artifacts["int8"].read_bytes(), **facts), 2)
-    assert message.endswith(f"Received: {fp32} of {RUN.run_id}")
+    assert message.endswith(f"Received: {fp32}, fp32 of {RUN.run_id}")
     assert not evaluation_path(fp32).exists()
     for name, changes, message in (
         ("fp32", {"env_id": "MountainCar-v0"}, "observation_shape=[2], the policy's is [4]"),

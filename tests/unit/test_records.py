@@ -106,7 +106,7 @@ def test_sound_records_are_read_back(tmp_path: Path) -> None:
         (EVALUATION, "latency_us", [{"median": "fast"}, [9.0]]),
         (EVALUATION, "protocol", [{"version": 1, "actions": 1, "game": None}]),
         (EVALUATION, "protocol", [{"actions": "greedy"}]),
-        (CONTINUOUS, "action_std", [0.5]),
+        (CONTINUOUS, "action_std", [0.5, [-0.5]]),
         (SIDECAR, "run", [{}]),
         (SIDECAR, "observation_dtype", ["float3r", "float64"]),
         (TRAINING, "run", [{"algo": "dqn", "env_id": "CartPole-v1", "overrides": {}}]),

@@ -509,7 +509,7 @@ def test_a_quantisation_aware_run_is_compared_with_its_reference(workspace: Work
     parsed = [arguments.build().parse_args(shlex.split(line)[1:]) for line in commands]
     assert [(args.seed, args.bits) for args in parsed] == [(0, None), (1, None), (0, 4), (1, 4)]
     assert [("fp32" in line) for line in commands] == [True, True, False, False]
-    assert {args.episodes for args in parsed} == {EPISODES}
+    assert {(args.episodes, args.workspace) for args in parsed} == {(EPISODES, workspace)}
 
 
 def test_one_seed_other_processors_and_last_networks_are_noted(workspace: Workspace) -> None:

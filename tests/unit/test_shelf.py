@@ -93,8 +93,12 @@ def test_returns_stand_beside_those_of_its_fp32_in_the_same_episodes(models: Pat
     for fp32_sha256, compared in (("0" * 64, False), (SIDECAR.sha256, True)):
         replace(SIDECAR, sha256=fp32_sha256).save(entry.artifact.with_name("fp32.json"))
         assert (entry.comparison() is not None) == compared
-    replace(reference, run_id="dqn-CartPole-v1-s0").save(fp32)  # Of another training.
+    replace(played, scheme="int8", reference_sha256="0" * 64).save(int8)  # Beside another fp32.
     assert entry.comparison() is None
+    replace(played, scheme="int8").save(int8)
+    for changes in ({"run_id": "dqn-CartPole-v1-s0"}, {"scheme": "int8"}):
+        replace(reference, **changes).save(fp32)
+        assert entry.comparison() is None
     EVALUATION.save(int8)
     assert entry.comparison() is entry.evaluation() is None
 
