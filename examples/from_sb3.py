@@ -186,13 +186,22 @@ def main() -> None:
     about = "the environment itself, not Stable-Baselines3, puts the channels of images first"
     parser.add_argument("--channels-first", action="store_true", help=about)
     args = parser.parse_args()
+    for path in filter(None, (args.model, args.vecnormalize)):
+        if not path.is_file():
+            sys.exit(f"There is no such file: {path}")
+    if not zipfile.is_zipfile(args.model) or not args.output.parent.is_dir():
+        sys.exit(f"A model is a whole .zip, and the output's folder exists. Received: {args}")
     model = load(args.model)
     statistics = None
     if args.vecnormalize is not None:
         statistics = pickle.loads(args.vecnormalize.read_bytes())
+    elif isinstance(model, sb3.PPO | sb3.A2C) and model._last_original_obs is not None:
+        sys.exit("The policy was trained in a VecNormalize; give its statistics (--vecnormalize).")
     space = model.observation_space
     if not isinstance(space, spaces.Box):
         sys.exit(f"Observations must be a Box. Received: {space}")
+    if statistics is not None and statistics.observation_space.shape != space.shape:
+        sys.exit(f"These are the statistics of another space: {statistics.observation_space}")
     image = len(space.shape) == 3 and space.dtype == np.uint8 and not args.channels_first
     description = describe(model, image, args.env)
     dtype = getattr(torch, description["observation_dtype"])
