@@ -40,8 +40,9 @@ def results_table(artifacts: Sequence[Path], args: Namespace) -> Table:
     evaluations = [_evaluation(path, args) for path in artifacts]
     comparisons = [_comparison(policy, args) for policy in policies]
     counts = {comparison.episodes if comparison else args.episodes for comparison in comparisons}
-    episodes = f"{counts.pop()} episodes, the same for every scheme" if len(counts) == 1 else ""
-    about = ", ".join(filter(None, (episodes, args.chance.words)))
+    episodes = f"{min(counts)} episodes, the same for every scheme" if len(counts) == 1 else ""
+    fewer = "fp32 has no more" if min(counts) < args.episodes else ""
+    about = ", ".join(filter(None, (episodes, fewer, args.chance.words)))
     title = f"{escape(policies[0].run.run_id)}: {about}"
     means = [abs(comparison.reference_mean) for comparison in comparisons if comparison]
     digits = _digits(max(means, default=0))

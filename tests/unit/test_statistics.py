@@ -292,6 +292,15 @@ def test_rare_failures_are_held_by_the_interval_or_the_bound(chance: float) -> N
     assert claimed <= 5
 
 
+def test_rare_failures_among_small_differences_are_held() -> None:
+    random, covering = np.random.default_rng(0), 0
+    for _ in range(300):
+        fails = random.random(100) < 0.05
+        values = random.normal(0, 2, 100) - np.where(fails, random.uniform(0, 200, 100), 0)
+        covering += covers(mean_interval(values), 0.05, -100)
+    assert covering >= 0.92 * 300
+
+
 @pytest.mark.parametrize("trainings", [3, 6])
 def test_failed_trainings_are_held_by_the_interval_or_the_bound(trainings: int) -> None:
     random = np.random.default_rng(0)
