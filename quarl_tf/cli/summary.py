@@ -3,7 +3,7 @@
 import math
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -213,10 +213,20 @@ def _row(
     }
 
 
-def random_note(artifact: Path, args: Namespace) -> str:
-    """Return a note where the fp32 of a file is not shown to be better than chance, else ""."""
+def notes(artifact: Path, args: Namespace) -> Iterator[str]:
+    """Yield what else a reader of the table of a file should know."""
     policy = Entry.load(artifact)
-    fp32, run = reference_path(artifact, policy.sidecar), policy.run.plain
+    if policy.run.quantization is not None:
+        yield (
+            "note: a quantisation-aware training and its reference differ by chance as well; a "
+            "report on several seeds tells more"
+        )
+    yield _random_note(policy, args)
+
+
+def _random_note(policy: Entry, args: Namespace) -> str:
+    """Return a note where the fp32 of a file is not shown to be better than chance, else ""."""
+    fp32, run = reference_path(policy.artifact, policy.sidecar), policy.run.plain
     if _comparison(policy, args) is None:
         return ""
     evaluation = _evaluation(fp32, args)

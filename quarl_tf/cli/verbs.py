@@ -5,6 +5,7 @@ Exit codes: 0 success, 1 failure, 2 wrong use, 3 failed quality gate, 4 busy, 13
 """
 
 import atexit
+import csv
 import errno
 import os
 import shlex
@@ -640,6 +641,12 @@ def _train_one(args: Namespace, run: Run, preset: Preset) -> None:
         f"trained   {workspace.run_dir(run.run_id)}  (kept the network of step "
         f"{record.best_step:,}: greedy return {record.selection_return:.1f} on selection seeds)"
     )
+    with (workspace.run_dir(run.run_id) / "progress.csv").open() as curve:
+        if [*csv.DictReader(curve)][-1]["episodes"] == "0":
+            _warn(
+                "no episode ended during the training, as each checkpoint begins new ones; train "
+                "with more steps, or more of them between checkpoints (-p checkpoint_every=…)."
+            )
 
 
 def _export_all(args: Namespace, run_id: str, schemes: Sequence[str] | None) -> None:
@@ -668,7 +675,7 @@ def _evaluate_all(args: Namespace, artifacts: Sequence[Path]) -> None:
     for folder in dict.fromkeys(path.parent for path in artifacts):
         siblings = [path for path in artifacts if path.parent == folder]
         _console.print(summary.results_table(siblings, args))
-        if note := summary.random_note(siblings[0], args):
+        for note in filter(None, summary.notes(siblings[0], args)):
             _console.print(note, markup=False)
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from quarl_tf import environments
-from quarl_tf.foundation.errors import UsageError
+from quarl_tf.foundation.errors import QuarlError, UsageError
 
 
 class Tick(NamedTuple):
@@ -63,7 +63,7 @@ def play(env: Any, act: Callable[[Any], Any], observation: Any, seed: int) -> Ep
 
     Raises:
         UsageError: It does not end.
-        QuarlError: Its return is not finite.
+        QuarlError: Its return is not finite, or its success no truth value.
     """
     total, length, success = 0.0, 0, None
     for length, tick in enumerate(ticks(env, act, observation), start=1):
@@ -73,4 +73,9 @@ def play(env: Any, act: Callable[[Any], Any], observation: Any, seed: int) -> Ep
             success = tick.info.get(environments.SUCCESS)
             break
     environments.require_finite(total, f"seed={seed}")
+    if success not in (None, False, True):
+        raise QuarlError(
+            f"info[{environments.SUCCESS!r}] is True or False; correct the environment. "
+            f"Received: {success!r}, seed={seed}"
+        )
     return Episode(total, length, None if success is None else bool(success))

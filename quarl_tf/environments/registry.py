@@ -12,6 +12,7 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec as Registration
 
 from quarl_tf.foundation.errors import QuarlError, UsageError, one_line, unknown
+from quarl_tf.foundation.files import sha256
 
 #: Versions that Gymnasium removed, and their successors with the same task.
 _RENAMED = {
@@ -60,9 +61,23 @@ def find(env_id: str) -> Registration:
 
 def is_versioned(env_id: str) -> bool:
     """Tell whether records have the version of an environment's code."""
+    return _module(env_id).split(".")[0] in ("quarl_tf", "gymnasium", *_REGISTERING_PACKAGES)
+
+
+def _module(env_id: str) -> str:
     entry_point = find(env_id).entry_point
-    module = entry_point if isinstance(entry_point, str) else getattr(entry_point, "__module__", "")
-    return re.split("[.:]", module)[0] in ("quarl_tf", "gymnasium", *_REGISTERING_PACKAGES)
+    if isinstance(entry_point, str):
+        return entry_point.split(":")[0]
+    return getattr(entry_point, "__module__", "builtins")
+
+
+def source_sha256(env_id: str) -> str | None:
+    """Return the hash of the module that defines an environment, unless `is_versioned`."""
+    if is_versioned(env_id):
+        return None
+    with making(env_id):
+        file = getattr(import_module(_module(env_id)), "__file__", None)
+    return None if file is None else sha256(Path(file))
 
 
 @contextmanager

@@ -88,7 +88,7 @@ class UserEnvironment(gym.Wrapper[Any, Any, Any, Any]):
     def _naming_errors(self, method: str) -> Iterator[None]:
         try:
             yield
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             frames = extract_tb(error.__traceback__)
             module = sys.modules.get(type(self.unwrapped).__module__)
             source = getattr(module, "__file__", None)

@@ -117,7 +117,7 @@ def evaluation_flaw(
     if evaluation.artifact_sha256 != sidecar.sha256:
         return "has a stale evaluation, made with another flatbuffer"
     if not _keeps_rules(evaluation, reference, chance):
-        return "was evaluated by other rules"
+        return "was evaluated by other rules, or in another version of the environment"
     fp32 = Sidecar.load(sidecar_path(reference)) if sidecar_path(reference).exists() else None
     # A deleted reference cannot be compared with again.
     hashes = {fp32 and fp32.sha256} | (set() if reference.exists() else {None})
@@ -133,7 +133,7 @@ def may_be_continued(evaluation: Evaluation, chance: Chance) -> bool:
     then = evaluation.protocol, evaluation.processor, evaluation.versions
     rules = protocol(evaluation.env_id, chance)
     alike = then == (rules, provenance.processor(), provenance.package_versions())
-    alike = alike and registry.is_versioned(evaluation.env_id)
+    alike = alike and (registry.is_versioned(evaluation.env_id) or _keeps_code(evaluation))
     return alike and len(evaluation.seeds) >= records.AGREEMENT_EPISODES
 
 
@@ -151,7 +151,13 @@ def _keeps_rules(evaluation: Evaluation, reference: Path, chance: Chance | None)
         path = evaluation_path(reference, chance or GREEDY)
         kept = Evaluation.load(path) if chance and path.exists() else evaluation
         rules = replace(rules, game=kept.protocol.game)
-    return evaluation.protocol == rules
+    changed = evaluation.environment_sha256 is not None and not _keeps_code(evaluation)
+    return evaluation.protocol == rules and not changed
+
+
+def _keeps_code(evaluation: Evaluation) -> bool:
+    now = registry.source_sha256(evaluation.env_id)
+    return now is not None and evaluation.environment_sha256 == now
 
 
 def baseline(reference: Path, run: Run, seeds: Sequence[int]) -> Evaluation | None:

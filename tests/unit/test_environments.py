@@ -5,6 +5,7 @@ import os
 import random
 import re
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice, pairwise
@@ -253,6 +254,7 @@ def test_flags_may_be_numbers_and_infos_anything(monkeypatch: Patch) -> None:
         (lambda: (np.zeros(4), 1.0, False, False, {}), r"another shape .*\(4,\), the space has"),
         (lambda: ([0, [1], 0], 1.0, False, False, {}), "in step .*no array of numbers"),
         (lambda: (np.zeros(3), None, False, False, {}), "raised TypeError in step .*NoneType"),
+        (sys.exit, "raised SystemExit in step"),
         (lambda: random.choice([]), r"raised IndexError in step \(.*test_environments.py:\d+\)"),
     ],
 )

@@ -1,6 +1,7 @@
 """Episodes replayed by the evaluator are those that stepping Gymnasium by hand gives."""
 
 import errno
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from conftest import STEERING, Network
 from samples import RUN, SIDECAR, Artifacts, Describe, Patch, refused, register, step
 
 from quarl_tf import environments, pipeline
-from quarl_tf.environments import acting, airnav, env_spec
+from quarl_tf.environments import acting, airnav, env_spec, registry
 from quarl_tf.environments.acting import Episode
 from quarl_tf.evaluation import play
 from quarl_tf.evaluation.compare import effective_n
@@ -164,11 +165,13 @@ def test_saved_evaluations_are_reused(stochastic: Describe, monkeypatch: Patch) 
     assert not may_be_continued(replace(longer, versions={"numpy": "1"}), GREEDY)
     # Code that has no version may have changed since.
     assert not may_be_continued(replace(longer, env_id="Steering-v0"), GREEDY)
+    now = {"env_id": "Steering-v0", "environment_sha256": registry.source_sha256("Steering-v0")}
+    assert may_be_continued(replace(longer, **now), GREEDY)
     random = Evaluation.load(folder / "random.eval.json")
     later: Any = baseline(folder / "fp32.tflite", RUN, seeds[2:])
     assert (random.seeds, later.returns) == (seeds, random.returns[2:])
     protocols = [{"protocol": Protocol(0, "greedy")}, {"protocol": Protocol(1, "sampled")}]
-    for changes in ({"artifact_sha256": "0" * 64}, *protocols):
+    for changes in ({"artifact_sha256": "0" * 64}, {"environment_sha256": "0" * 64}, *protocols):
         replace(longer, **changes).save(saved)
         assert not fits(path, seeds)
     saved.write_text('{"run_id": ')
@@ -303,3 +306,7 @@ def test_success_is_what_the_last_step_of_an_episode_tells(monkeypatch: Patch) -
     outcomes = iter([Episode(1.0, 3, True), Episode(0.0, 3, None)])
     monkeypatch.setattr(play, "play", lambda *_: next(outcomes))
     assert evaluate_random("CartPole-v1", "run", SEEDS[:2]).successes == [True, False]
+    monkeypatch.setattr(play, "play", acting.play)
+    ended = acting.Tick(0, 0, 1.0, True, True, info={environments.SUCCESS: math.nan})
+    monkeypatch.setattr(acting, "ticks", lambda *_: [ended])
+    assert "Received: nan" in refused(acting.play, None, None, None, 0)
