@@ -133,7 +133,8 @@ def may_be_continued(evaluation: Evaluation, chance: Chance) -> bool:
     then = evaluation.protocol, evaluation.processor, evaluation.versions
     rules = protocol(evaluation.env_id, chance)
     alike = then == (rules, provenance.processor(), provenance.package_versions())
-    alike = alike and (registry.is_versioned(evaluation.env_id) or _keeps_code(evaluation))
+    known_code = evaluation.environment_sha256 or registry.is_versioned(evaluation.env_id)
+    alike = alike and bool(known_code) and not _code_has_changed(evaluation)
     return alike and len(evaluation.seeds) >= records.AGREEMENT_EPISODES
 
 
@@ -151,13 +152,15 @@ def _keeps_rules(evaluation: Evaluation, reference: Path, chance: Chance | None)
         path = evaluation_path(reference, chance or GREEDY)
         kept = Evaluation.load(path) if chance and path.exists() else evaluation
         rules = replace(rules, game=kept.protocol.game)
-    changed = evaluation.environment_sha256 is not None and not _keeps_code(evaluation)
-    return evaluation.protocol == rules and not changed
+    return evaluation.protocol == rules and not _code_has_changed(evaluation)
 
 
-def _keeps_code(evaluation: Evaluation) -> bool:
-    now = registry.source_sha256(evaluation.env_id)
-    return now is not None and evaluation.environment_sha256 == now
+def _code_has_changed(evaluation: Evaluation) -> bool:
+    """Tell whether a user's environment is another one now, as far as it is imported."""
+    if evaluation.environment_sha256 is not None:
+        with contextlib.suppress(QuarlError):
+            return evaluation.environment_sha256 != registry.source_sha256(evaluation.env_id)
+    return False
 
 
 def baseline(reference: Path, run: Run, seeds: Sequence[int]) -> Evaluation | None:
