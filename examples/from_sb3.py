@@ -200,7 +200,8 @@ def main() -> None:
     space = model.observation_space
     if not isinstance(space, spaces.Box):
         sys.exit(f"Observations must be a Box. Received: {space}")
-    if statistics is not None and statistics.observation_space.shape != space.shape:
+    normalises = statistics is not None and statistics.norm_obs
+    if normalises and statistics.observation_space.shape != space.shape:
         sys.exit(f"These are the statistics of another space: {statistics.observation_space}")
     image = len(space.shape) == 3 and space.dtype == np.uint8 and not args.channels_first
     description = describe(model, image, args.env)

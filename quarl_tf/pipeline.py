@@ -28,7 +28,7 @@ from quarl_tf.store.workspace import (
 if TYPE_CHECKING:
     from quarl_tf.presets import Preset
 
-_EPISODES_SAVED = 50  #: After so many more episodes an evaluation is saved.
+_EPISODES_SAVED = 50  #: After so many more episodes, or a quarter more, an evaluation is saved.
 
 
 def _silent(*_: Any) -> None: ...
@@ -142,10 +142,11 @@ def evaluate(
     """Replay a flatbuffer in its environment, also its fp32 reference and the random policy.
 
     Episodes are whole, and their seeds follow from the run's; `chance` is what is random in them.
-    Evaluations are saved beside the flatbuffer. Of a saved one of the same bytes, rules and
-    reference the first episodes are returned if it has as many. If not, it is continued where it
-    has ten and the processor, the packages and the environment's code are the same; else all are
-    played. `update` is called with the episodes done and all.
+    Evaluations are saved beside the flatbuffer, also while they are played. Of a saved one of the
+    same bytes, rules, environment and reference the first episodes are returned if it has as many.
+    If not, it is continued where it has ten, the processor and the packages are the same, and these
+    tell the environment's code; else all are played. `update` is called with the episodes done and
+    all.
 
     Raises:
         UsageError: No episode is asked for, or `chance` is not for such a policy.
@@ -179,11 +180,14 @@ def evaluate(
             evaluation = saved
     begun = evaluation if evaluation and may_be_continued(evaluation, chance) else None
     # Of a greedy game, episodes that were saved would be played again for their starts.
-    steps = episodes if chance == GREEDY and environments.rules(run.env_id) else _EPISODES_SAVED
+    at_once = chance == GREEDY and environments.rules(run.env_id) is not None
+    saved_count = 0 if evaluation is None else len(evaluation.seeds)
     while evaluation is None or len(evaluation.seeds) < episodes:
         require_writable(path)  # Before the episodes are played.
         guide = reference if reference.exists() else None
-        count = min(episodes, steps + (len(begun.seeds) if begun else 0))
+        done = 0 if begun is None else len(begun.seeds)
+        # The environment is reset for those that are done: a part of them, if they are many.
+        count = episodes if at_once else min(episodes, done + max(_EPISODES_SAVED, done // 4))
         evaluation = begun = play.evaluate(
             artifact,
             seeds[:count],
@@ -192,7 +196,8 @@ def evaluate(
             update=lambda done, _, *note: update(done, episodes, *note),
             begun=begun,
         )
-        evaluation.save(path)
+        if count >= saved_count:  # A longer one is replaced when all is played.
+            evaluation.save(path)
     # Last, so that errors of the policy come at once. It is saved beside fp32.
     if reference.parent == artifact.parent and baseline(reference, run, seeds) is None:
         random_evaluation = play.evaluate_random(sidecar.env_id, run.plain.run_id, seeds)

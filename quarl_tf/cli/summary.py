@@ -24,7 +24,7 @@ from quarl_tf.foundation import provenance
 from quarl_tf.foundation.errors import GateError, QuarlError, UsageError
 from quarl_tf.foundation.files import sha256
 from quarl_tf.runtime.flatbuffer import FLOAT_TYPES, FlatbufferAudit
-from quarl_tf.spec import REFERENCE
+from quarl_tf.spec import REFERENCE, Scheme
 from quarl_tf.store import state
 from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.workspace import Workspace, evaluation_path, has_sidecar, reference_path
@@ -241,9 +241,11 @@ def _random_note(policy: Entry, args: Namespace) -> str:
 
 
 def check_text(artifact: Path) -> str:
-    """Return how a quantised file agrees with fp32 on the observations that calibrated it."""
-    check = Entry.load(artifact).sidecar.check
-    if "observations" not in check:
+    """Return how a calibrated file agrees with fp32 on its observations; else ""."""
+    sidecar = Entry.load(artifact).sidecar
+    check = sidecar.check
+    # An export compares each file with the network that it was made of.
+    if not Scheme.parse(sidecar.scheme).calibrated or check.get("tolerance") is not None:
         return ""
     if (agreement := check.get("action_agreement")) is not None:
         return f"  (fp32's action in {agreement:.1%} of {check['observations']:,} observations)"
@@ -277,15 +279,16 @@ def require_gate(artifacts: Sequence[Path], args: Namespace) -> None:
                 f"Received: {path}, --episodes {args.episodes}"
             )
         error = comparison.reward_error_percent
-        if error is None and comparison.difference.mean >= 0:
-            error = 0.0
+        if error is None:
+            error = _lost(0.0, comparison.difference.mean)
         flaw = "undefined, fp32 earns 0"
         if error is not None and args.confident and comparison.scheme != REFERENCE:
             # The worse end of the interval counts.
             difference, fp32 = comparison.difference, comparison.reference_mean
             low = difference.mean if difference.alike >= compare.MIN_EPISODES else difference.low
-            error = compare.reward_error(fp32, fp32 + low) if math.isfinite(low) else None
-            flaw = "no interval, which takes more episodes that differ (--episodes, --sticky)"
+            error = _lost(fp32, low) if math.isfinite(low) else None
+            if fp32 != 0:
+                flaw = "no interval, which takes more episodes that differ (--episodes, --sticky)"
         if error is None or error > args.gate:
             failures.append(f"{path.stem} {flaw if error is None else f'{error:.2f} %'}")
     if failures:
@@ -293,6 +296,11 @@ def require_gate(artifacts: Sequence[Path], args: Namespace) -> None:
             f"Some schemes are not within the gate of {args.gate:g} % reward error. "
             f"Received: {', '.join(failures)}"
         )
+
+
+def _lost(fp32: float, difference: float) -> float | None:
+    """Return the reward error of a difference; where fp32 earns 0, 0 unless something is lost."""
+    return 0.0 if fp32 == 0 <= difference else compare.reward_error(fp32, fp32 + difference)
 
 
 def _without_reference(policy: Entry) -> GateError:

@@ -651,12 +651,13 @@ def _train_one(args: Namespace, run: Run, preset: Preset) -> None:
         f"trained   {workspace.run_dir(run.run_id)}  (kept the network of step "
         f"{record.best_step:,}: greedy return {record.selection_return:.1f} on selection seeds)"
     )
-    with (workspace.run_dir(run.run_id) / "progress.csv").open() as curve:
-        if [*csv.DictReader(curve)][-1]["episodes"] == "0":
-            _warn(
-                "no episode ended during the training, as each checkpoint begins new ones; train "
-                "with more steps, or more of them between checkpoints (-p checkpoint_every=…)."
-            )
+    curve = workspace.run_dir(run.run_id) / "progress.csv"
+    rows = list(csv.DictReader(curve.read_text().splitlines())) if curve.exists() else []
+    if rows and rows[-1].get("episodes") == "0":
+        _warn(
+            "no episode ended during the training: it has too few steps for one, or too few "
+            "between checkpoints, which begin new ones (-p checkpoint_every=…)."
+        )
 
 
 def _export_all(args: Namespace, run_id: str, schemes: Sequence[str] | None) -> None:

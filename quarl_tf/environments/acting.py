@@ -65,7 +65,8 @@ def play(env: Any, act: Callable[[Any], Any], observation: Any, seed: int) -> Ep
         UsageError: It does not end.
         QuarlError: Its return is not finite, or its success no truth value.
     """
-    total, length, success = 0.0, 0, None
+    total, length = 0.0, 0
+    success: Any = None
     for length, tick in enumerate(ticks(env, act, observation), start=1):
         environments.require_end(length)
         total += float(tick.rewards)
@@ -73,7 +74,7 @@ def play(env: Any, act: Callable[[Any], Any], observation: Any, seed: int) -> Ep
             success = tick.info.get(environments.SUCCESS)
             break
     environments.require_finite(total, f"seed={seed}")
-    if success not in (None, False, True):
+    if np.ndim(success) or success not in (None, False, True):
         raise QuarlError(
             f"info[{environments.SUCCESS!r}] is True or False; correct the environment. "
             f"Received: {success!r}, seed={seed}"

@@ -5,8 +5,10 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec as Registration
@@ -65,9 +67,11 @@ def is_versioned(env_id: str) -> bool:
 
 
 def _module(env_id: str) -> str:
-    entry_point = find(env_id).entry_point
+    entry_point: Any = find(env_id).entry_point
     if isinstance(entry_point, str):
         return entry_point.split(":")[0]
+    while isinstance(entry_point, partial):
+        entry_point = entry_point.func
     return getattr(entry_point, "__module__", "builtins")
 
 
@@ -76,7 +80,12 @@ def source_sha256(env_id: str) -> str | None:
     if is_versioned(env_id):
         return None
     with making(env_id):
-        file = getattr(import_module(_module(env_id)), "__file__", None)
+        return _module_sha256(_module(env_id))
+
+
+@cache  # It may be edited while it is used.
+def _module_sha256(name: str) -> str | None:
+    file = getattr(import_module(name), "__file__", None)
     return None if file is None else sha256(Path(file))
 
 
@@ -92,7 +101,7 @@ def making(env_id: str) -> Iterator[None]:
         raise _not_installed(env_id, error) from error
     except QuarlError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(
             f"{env_id} cannot be made or drawn ({type(error).__name__}: "
             f"{one_line(error).rstrip('.')}); gymnasium.make alone would show where. "

@@ -67,6 +67,7 @@ def evaluate(
             f"Received: {reference} of another network than {sidecar.scheme}"
         )
     facts: dict[str, Any] = {}
+    registry.source_sha256(sidecar.env_id)  # As it is now.
     with closing(matching_env(sidecar, chance)) as env:
         known = [] if begun is None else _episodes(begun)
         episodes, observations = _play_all(env, policy, seeds, chance, update, known)
@@ -214,7 +215,8 @@ def _play_all(
             if chance == GREEDY and environments.START in info:
                 by_start[start] = episode
         episodes.append(episode)
-        update(done, len(seeds))
+        if done > len(known):
+            update(done, len(seeds))
     return episodes, observations
 
 

@@ -94,8 +94,9 @@ class Entry:
             return None
         count = min(len(scheme.seeds), len(reference.seeds), episodes or len(scheme.seeds))
         pair = reference.first(count), scheme.first(count)
-        played = [(one.env_id, one.seeds, one.protocol) for one in pair]
-        return compare(*pair, None, margin_percent) if played[0] == played[1] else None
+        played = [(one.seeds, one.protocol) for one in pair]
+        alike = played[0] == played[1] and scheme.shares_environment(reference)
+        return compare(*pair, None, margin_percent) if alike else None
 
     def outcome(self) -> Outcome:
         """Return what its greedy evaluation tells."""

@@ -22,7 +22,8 @@ def chosen(content: bytes, policy: Policy, observations: Array) -> tuple[bytes, 
     """Return the int8 file by the return on selection seeds, and the mean returns of all.
 
     Recipes that leave less in float come first. A later one has to earn more by twice the standard
-    error of the difference, and to be smaller than the float flatbuffer.
+    error of the difference, in which games that repeat count once, and to be smaller than the float
+    flatbuffer.
     """
     choices = policy.sidecar.num_actions
     int8_content = prepared(content, observations, choices)
@@ -44,9 +45,10 @@ def chosen(content: bytes, policy: Policy, observations: Array) -> tuple[bytes, 
         copy = integer.quantized(float_content, observations, recipe)
         played = calibration.selection_returns(Policy(copy, policy.sidecar), _ROLLOUTS)
         returns[name] = np.array(played)
-        gains = returns[name] - returns[best or name]
-        error = gains.std(ddof=1) / math.sqrt(_ROLLOUTS)
-        if not best or (gains.mean() > 2 * error and len(copy) < len(content)):
+        pairs = np.stack([returns[name], returns[best or name]], axis=1)
+        gains, different = pairs[:, 0] - pairs[:, 1], len(np.unique(pairs, axis=0))
+        clear = different > 1 and gains.mean() > 2 * gains.std(ddof=1) / math.sqrt(different)
+        if not best or (clear and len(copy) < len(content)):
             best, file = name, copy
     means = {name: float(values.mean()) for name, values in returns.items()}
     return file, {"recipe": best, "selection_returns": means}

@@ -254,6 +254,9 @@ def _load_seed(source: Source, cell: Cell, seed: int) -> list[_Pair | Missing]:
             pairs[number] = Missing(*key, reason, exported=True)
         elif sidecar.network_sha256 != first.network_sha256:
             pairs[number] = Missing(*key, f"was exported from another network than {first.scheme}")
+        elif not evaluation.shares_environment(fp32[1]):
+            reason = "was evaluated in another version of the environment than fp32"
+            pairs[number] = Missing(*key, reason, exported=True)
         elif any(map(operator.ne, evaluation.seeds, fp32[1].seeds)):
             reason = "was evaluated on other episodes than fp32"
             pairs[number] = Missing(*key, reason, exported=True)

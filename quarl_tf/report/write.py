@@ -208,14 +208,17 @@ def _repetition(
         return {"commands": [source.remedy], "remedies": [source.remedy] if missing else []}
     runs: dict[str, Run] = {}
     schemes: dict[str, dict[str, None]] = {}
-    options: dict[str, str] = {}
+    episodes: dict[str, int] = {}
     most = max((cell.episodes or 0 for cell in cells), default=0)
     for cell in cells:
-        episodes = (cell.episodes or most) + source.skip_episodes
         for run, name in ((run, c.scheme.name) for c in cell.cell.columns for run in c.runs):
             runs[run.run_id] = run
             schemes.setdefault(run.run_id, {})[name] = None
-            options[run.run_id] = f" --episodes {episodes}" + source.chance.option
+            episodes[run.run_id] = max(episodes.get(run.run_id, 0), cell.episodes or most)
+    options = {
+        run_id: f" --episodes {count + source.skip_episodes}{source.chance.option}"
+        for run_id, count in episodes.items()
+    }
     commands = {
         run_id: f"{run.command('run')} --schemes {','.join(schemes[run_id])}{options[run_id]}"
         for run_id, run in runs.items()

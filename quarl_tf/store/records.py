@@ -246,6 +246,11 @@ class Evaluation(_JsonRecord):
         n, lists = len(self.seeds), [(k, v) for k, v in vars(self).items() if type(v) is list]
         return next((f"{len(v)} {k} of {n} seeds" for k, v in lists if not len(v) == n > 0), "")
 
+    def shares_environment(self, other: "Evaluation") -> bool:
+        """Tell whether another one was played in the same environment, as far as recorded."""
+        hashes = {self.environment_sha256, other.environment_sha256} - {None}
+        return self.env_id == other.env_id and len(hashes) < 2
+
     def first(self, episodes: int | None, *, skip: int = 0) -> Self:
         """Return the first episodes after those skipped; ties and latency stay those of all."""
         part = slice(skip, None if episodes is None else skip + episodes)

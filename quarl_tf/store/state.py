@@ -133,8 +133,7 @@ def may_be_continued(evaluation: Evaluation, chance: Chance) -> bool:
     then = evaluation.protocol, evaluation.processor, evaluation.versions
     rules = protocol(evaluation.env_id, chance)
     alike = then == (rules, provenance.processor(), provenance.package_versions())
-    known_code = evaluation.environment_sha256 or registry.is_versioned(evaluation.env_id)
-    alike = alike and bool(known_code) and not _code_has_changed(evaluation)
+    alike = alike and registry.is_versioned(evaluation.env_id)
     return alike and len(evaluation.seeds) >= records.AGREEMENT_EPISODES
 
 
@@ -145,7 +144,10 @@ def protocol(env_id: str, chance: Chance | None) -> Protocol:
 
 
 def _keeps_rules(evaluation: Evaluation, reference: Path, chance: Chance | None) -> bool:
-    """Tell whether an evaluation has the current rules, or else those of a deleted reference."""
+    """Tell whether an evaluation has the current rules, or else those of a deleted reference.
+
+    And whether it was played in the environment of today.
+    """
     rules = protocol(evaluation.env_id, chance)
     if not reference.exists():
         # It cannot be repeated with its reference, so its game's rules of that time count.

@@ -166,7 +166,7 @@ def test_saved_evaluations_are_reused(stochastic: Describe, monkeypatch: Patch) 
     # Code that has no version may have changed since.
     assert not may_be_continued(replace(longer, env_id="Steering-v0"), GREEDY)
     now = {"env_id": "Steering-v0", "environment_sha256": registry.source_sha256("Steering-v0")}
-    assert may_be_continued(replace(longer, **now), GREEDY)
+    assert not may_be_continued(replace(longer, **now), GREEDY)
     random = Evaluation.load(folder / "random.eval.json")
     later: Any = baseline(folder / "fp32.tflite", RUN, seeds[2:])
     assert (random.seeds, later.returns) == (seeds, random.returns[2:])
@@ -191,7 +191,15 @@ def test_an_interrupted_evaluation_keeps_its_episodes(
         pipeline.evaluate(path, 30, update=interrupt)
     assert len(Evaluation.load(evaluation_path(path)).seeds) == 20
     seeds = evaluation_seeds(RUN.seed, 30)
-    assert outcomes(pipeline.evaluate(path, 30)) == outcomes(evaluate(path, seeds))
+    monkeypatch.setattr(play, "play", played := Mock(wraps=acting.play))
+    result = pipeline.evaluate(path, 30)
+    assert [call.args[-1] for call in played.mock_calls[:10]] == seeds[20:]
+    assert outcomes(result) == outcomes(evaluate(path, seeds))
+    # One that cannot be continued is kept until another is as long.
+    replace(result, processor="Gamma").save(evaluation_path(path))
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.evaluate(path, 40, update=interrupt)
+    assert len(Evaluation.load(evaluation_path(path)).seeds) == 30
 
 
 def test_a_reference_is_compared_with_unless_it_was_deleted(stochastic: Describe) -> None:

@@ -46,7 +46,7 @@ def test_what_both_intervals_have_in_common(interval_of: Callable[..., Interval]
     assert limits(interval) == pytest.approx((16.76, 16.76 - half, 16.76 + half))
 
 
-def test_few_values_have_students_interval_and_many_the_bootstraps() -> None:
+def test_few_values_have_students_interval_and_many_a_wider_one() -> None:
     values = np.random.default_rng(3).exponential(1.0, compare.MIN_EPISODES)
     assert mean_interval(values[:-1]) == student_interval(values[:-1])
     assert mean_interval(values) != student_interval(values)
