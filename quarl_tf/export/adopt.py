@@ -306,13 +306,13 @@ def _in_a_child(crash: str, work: Callable[..., Any], *arguments: Any) -> Any:
     context = multiprocessing.get_context("spawn")
     resource_tracker.ensure_running()  # Its start unblocks SIGINT.
     with ProcessPoolExecutor(1, context, _end_with_others) as pool:
-        # While it starts, the child has Python's handler, which prints a traceback.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            future = pool.submit(work, *arguments)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        try:
+            # While it starts, the child has Python's handler, which prints a traceback.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                future = pool.submit(work, *arguments)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             return future.result()
         except BrokenProcessPool as error:
             raise QuarlError(crash) from error
