@@ -34,8 +34,7 @@ def build(
 
 
 @pytest.mark.parametrize(
-    ("algo", "spec"),
-    [("dqn", CART_POLE), ("ddpg", STEERED), ("ppo", STEERED), ("pqn", CART_POLE)],
+    ("algo", "spec"), [("dqn", CART_POLE), ("ddpg", STEERED), ("ppo", STEERED), ("pqn", CART_POLE)]
 )
 def test_an_agent_from_a_network_acts_as_it_and_keeps_its_statistics(algo: str, spec: Any) -> None:
     origin = build(algo, spec).network
@@ -272,8 +271,7 @@ def test_each_gradient_of_dqn_is_clipped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("algo", "spec"),
-    [("dqn", CART_POLE), ("pqn", CART_POLE), ("ppo", STEERED), ("a2c", SEVERAL)],
+    ("algo", "spec"), [("dqn", CART_POLE), ("pqn", CART_POLE), ("ppo", STEERED), ("a2c", SEVERAL)]
 )
 def test_distance_from_a_teacher_by_hand_and_a_step_towards_it(algo: str, spec: EnvSpec) -> None:
     agent, shift = build(algo, spec, distillation=1e3), 0.1
