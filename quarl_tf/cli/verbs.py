@@ -528,9 +528,12 @@ def _requested_run(args: Namespace) -> tuple[Run, Preset]:
     given_id = args.env if args.task is None else args.task
     env_id = environments.canonical_id(given_id)
     _warn_renamed(given_id, env_id)
-    options = {"until": args.until, "precision": args.precision}
-    given = ((name, value) for name, value in options.items() if value is not None)
-    overrides = _once([*(_override(text) for text in args.overrides), *given])
+    overrides = dict(_override(text) for text in args.overrides)
+    for name, value in (("until", args.until), ("precision", args.precision)):
+        if value is not None and overrides.setdefault(name, value) != value:
+            raise UsageError(
+                f"Give it once. Received: --{name} {value}, -p {name}={overrides[name]}"
+            )
     algo = args.algo
     if algo is None:
         algo = presets.best(env_id, args.presets)
@@ -587,7 +590,7 @@ def _check_network(run: Run, preset: Preset, schemes: Iterable[str] = ()) -> Non
 
 def _quantization(args: Namespace, algo: str, preset: Preset) -> Quantization | None:
     """Return the quantisation of `--bits`, `--quant-delay` and `-q`; None without `--bits`."""
-    options = _once(_override(text, "-q") for text in args.quantization)
+    options = dict(_override(text, "-q") for text in args.quantization)
     if args.bits is None:
         if args.quant_delay is not None or options:
             raise UsageError(
@@ -600,16 +603,6 @@ def _quantization(args: Namespace, algo: str, preset: Preset) -> Quantization | 
             raise UsageError(f"Give it with {flag}. Received: -q {name}={options[name]}")
     delay = preset.steps // 2 if args.quant_delay is None else args.quant_delay
     return presets.quantization(algo, {**options, "bits": args.bits, "delay": delay})
-
-
-def _once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return values by name, of which none may be given twice."""
-    values: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in values:
-            raise UsageError(f"Give it once. Received: {name}={values[name]} and {name}={value}")
-        values[name] = value
-    return values
 
 
 def _override(text: str, option: str = "-p") -> tuple[str, Any]:

@@ -333,7 +333,7 @@ def test_published_results_are_kept(finished: Workspace, tmp_path: Path, capsys:
         (f"run {PPO} --epsilon 0.1 --sample", "not allowed with"),
         (f"run {PPO} CartPole-v1", "Received: ENV='CartPole-v1', --env='CartPole-v1'"),
         (f"train {PPO} --delay 600", "Received: --delay"),
-        (f"train {PPO} --until 490 -p until=20", "Received: until=20 and until=490"),
+        (f"train {PPO} --until 490 -p until=20", "Received: --until 490, -p until=20"),
     ],
 )
 def test_what_cannot_be_is_refused_before_training(
