@@ -152,11 +152,10 @@ def evaluate(
         UsageError: No episode is asked for, or `chance` is not for such a policy.
         QuarlError: A file is damaged, or the environment is not the one it was trained in.
     """
-    from quarl_tf import environments
     from quarl_tf.evaluation import play
     from quarl_tf.foundation.seeding import evaluation_seeds
     from quarl_tf.runtime.policy import Policy
-    from quarl_tf.store.state import baseline, evaluation_flaw, may_be_continued
+    from quarl_tf.store.state import baseline, evaluation_flaw
 
     artifact = Path(artifact)
     kinds.COUNT.require("episodes", episodes)
@@ -178,31 +177,53 @@ def evaluate(
         known_seeds = seeds[: len(saved.seeds)]
         if evaluation_flaw(saved, sidecar, reference, known_seeds, chance) is None:
             evaluation = saved
-    begun = evaluation if evaluation and may_be_continued(evaluation, chance) else None
-    # Of a greedy game, episodes that were saved would be played again for their starts.
-    at_once = chance == GREEDY and environments.rules(run.env_id) is not None
-    saved_count = 0 if evaluation is None else len(evaluation.seeds)
-    while evaluation is None or len(evaluation.seeds) < episodes:
-        require_writable(path)  # Before the episodes are played.
-        guide = reference if reference.exists() else None
-        done = 0 if begun is None else len(begun.seeds)
-        # The environment is reset for those that are done: a part of them, if they are many.
-        count = episodes if at_once else min(episodes, done + max(_EPISODES_SAVED, done // 4))
-        evaluation = begun = play.evaluate(
-            artifact,
-            seeds[:count],
-            chance,
-            reference=guide,
-            update=lambda done, _, *note: update(done, episodes, *note),
-            begun=begun,
-        )
-        if count >= saved_count:  # A longer one is replaced when all is played.
-            evaluation.save(path)
+    if evaluation is None or len(evaluation.seeds) < episodes:
+        evaluation = _played(artifact, seeds, chance, reference, evaluation, update)
     # Last, so that errors of the policy come at once. It is saved beside fp32.
     if reference.parent == artifact.parent and baseline(reference, run, seeds) is None:
         random_evaluation = play.evaluate_random(sidecar.env_id, run.plain.run_id, seeds)
         random_evaluation.save(evaluation_path(artifact.with_name(f"{BASELINE}.tflite")))
     return evaluation.first(episodes)
+
+
+def _played(
+    artifact: Path,
+    seeds: Sequence[int],
+    chance: Chance,
+    reference: Path,
+    former: Evaluation | None,
+    update: Any,
+) -> Evaluation:
+    """Play episodes and save them now and then; continue a `former`, shorter evaluation if it can.
+
+    One that cannot be continued stays until another is as long.
+    """
+    from quarl_tf import environments
+    from quarl_tf.environments import registry
+    from quarl_tf.evaluation import play
+    from quarl_tf.store.state import may_be_continued
+
+    path, env_id = evaluation_path(artifact, chance), Sidecar.load(sidecar_path(artifact)).env_id
+    require_writable(path)  # Before the episodes are played.
+    registry.source_sha256(env_id)  # Of the code that plays, should it be edited meanwhile.
+    begun = former if former and may_be_continued(former, chance) else None
+    # Of a greedy game, episodes that were saved would be played again for their starts.
+    at_once = chance == GREEDY and environments.rules(env_id) is not None
+    done = len(begun.seeds) if begun else 0
+    while begun is None or done < len(seeds):
+        # The environment is reset for those that are done: a part of them, if they are many.
+        done = len(seeds) if at_once else min(len(seeds), done + max(_EPISODES_SAVED, done // 4))
+        begun = play.evaluate(
+            artifact,
+            seeds[:done],
+            chance,
+            reference=reference if reference.exists() else None,
+            update=lambda played, _, *note: update(played, len(seeds), *note),
+            begun=begun,
+        )
+        if former is None or done >= len(former.seeds):
+            begun.save(path)
+    return begun
 
 
 def report(

@@ -76,14 +76,17 @@ def _module(env_id: str) -> str:
 
 
 def source_sha256(env_id: str) -> str | None:
-    """Return the hash of the module that defines an environment, unless `is_versioned`."""
+    """Return the hash of the module that defines an environment, unless `is_versioned`.
+
+    It is the one of the first call.
+    """
     if is_versioned(env_id):
         return None
     with making(env_id):
         return _module_sha256(_module(env_id))
 
 
-@cache  # It may be edited while it is used.
+@cache  # Taken once: the file may be edited while its code is in use.
 def _module_sha256(name: str) -> str | None:
     file = getattr(import_module(name), "__file__", None)
     return None if file is None else sha256(Path(file))

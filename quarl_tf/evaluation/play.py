@@ -67,7 +67,6 @@ def evaluate(
             f"Received: {reference} of another network than {sidecar.scheme}"
         )
     facts: dict[str, Any] = {}
-    registry.source_sha256(sidecar.env_id)  # As it is now.
     with closing(matching_env(sidecar, chance)) as env:
         known = [] if begun is None else _episodes(begun)
         episodes, observations = _play_all(env, policy, seeds, chance, update, known)
@@ -84,9 +83,8 @@ def evaluate(
         act = _actor(policy, seeds[0], chance) if chance.kind == "sampled" else policy.act
         facts["latency_us"] = percentiles(time_calls(act, observations))
     facts["artifact_sha256"] = sidecar.sha256
-    facts |= {"run_id": sidecar.run_id, "scheme": sidecar.scheme}
-    rules, env_id = protocol(sidecar.env_id, chance), sidecar.env_id
-    return _evaluation(env_id, episodes, seeds, protocol=rules, **facts)
+    names = {"run_id": sidecar.run_id, "env_id": sidecar.env_id, "scheme": sidecar.scheme}
+    return _evaluation(episodes, seeds, **names, protocol=protocol(sidecar.env_id, chance), **facts)
 
 
 def percentiles(durations: Sequence[float] | NDArray[np.float64]) -> dict[str, float]:
@@ -114,16 +112,13 @@ def _episodes(evaluation: Evaluation) -> list[Episode]:
     return [*map(Episode, evaluation.returns, evaluation.lengths, successes, ties)]
 
 
-def _evaluation(
-    env_id: str, episodes: Sequence[Episode], seeds: Sequence[int], **facts: Any
-) -> Evaluation:
+def _evaluation(episodes: Sequence[Episode], seeds: Sequence[int], **facts: Any) -> Evaluation:
     optional = ("artifact_sha256", "latency_us", "reference_sha256", "agreement")
     facts = dict.fromkeys(optional) | facts
     starts = [episode.start for episode in episodes if episode.start is not None]
     reported = any(episode.success is not None for episode in episodes)
     return Evaluation(
-        env_id=env_id,
-        environment_sha256=registry.source_sha256(env_id),
+        environment_sha256=registry.source_sha256(facts["env_id"]),
         seeds=list(seeds),
         returns=[episode.result for episode in episodes],
         lengths=[episode.length for episode in episodes],
@@ -147,8 +142,8 @@ def evaluate_random(env_id: str, run_id: str, seeds: Sequence[int]) -> Evaluatio
             env.action_space.seed(environment_seed(seed, "random actions"))
             observation, _ = env.reset(seed=seed)
             episodes.append(play(env, lambda _: env.action_space.sample(), observation, seed))
-    names = {"run_id": run_id, "scheme": BASELINE}
-    return _evaluation(env_id, episodes, seeds, **names, protocol=protocol(env_id, None))
+    names = {"run_id": run_id, "env_id": env_id, "scheme": BASELINE}
+    return _evaluation(episodes, seeds, **names, protocol=protocol(env_id, None))
 
 
 def matching_env(sidecar: Sidecar, chance: Chance = GREEDY, **options: Any) -> gym.Env[Any, Any]:

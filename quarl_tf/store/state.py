@@ -144,10 +144,7 @@ def protocol(env_id: str, chance: Chance | None) -> Protocol:
 
 
 def _keeps_rules(evaluation: Evaluation, reference: Path, chance: Chance | None) -> bool:
-    """Tell whether an evaluation has the current rules, or else those of a deleted reference.
-
-    And whether it was played in the environment of today.
-    """
+    """Tell whether an evaluation has today's rules (or a deleted reference's) and environment."""
     rules = protocol(evaluation.env_id, chance)
     if not reference.exists():
         # It cannot be repeated with its reference, so its game's rules of that time count.

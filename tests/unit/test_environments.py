@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice, pairwise
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -23,9 +24,10 @@ from hypothesis import strategies as st
 from samples import Drawn, Patch, python, refused, register, step
 
 from quarl_tf import environments
-from quarl_tf.environments import Rising, airnav, env_spec, loops, make, make_vector
+from quarl_tf.environments import Rising, airnav, env_spec, loops, make, make_vector, registry
 from quarl_tf.environments.acting import Tick, ticks
 from quarl_tf.foundation.errors import QuarlError
+from quarl_tf.foundation.files import sha256
 from quarl_tf.training.rollout import _Sample, rollout
 
 #: Environments, and ticks enough for some episodes to end and others to begin.
@@ -239,6 +241,7 @@ def test_misfits_are_refused(space: Any, observation: Any, words: str, monkeypat
 def test_flags_may_be_numbers_and_infos_anything(monkeypatch: Patch) -> None:
     third = (np.zeros(3), np.float32(1), np.float32(1), None, None)
     register(monkeypatch, "Faulty-v0", partial(Faulty, lambda: third), max_episode_steps=9)
+    assert registry.source_sha256("Faulty-v0") == sha256(Path(__file__))
     env = make("Faulty-v0")
     env.reset(seed=1)
     *_, last = (env.step(0)[2:] for _ in range(3))
