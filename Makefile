@@ -25,7 +25,7 @@ fuzz: $(VENV)/installed  ## Give the commands 10,000 damaged files.
 results: $(VENV)/installed  ## Render every report again from its records, and check what is published.
 	$(BIN)/python pipelines/results.py
 	$(BIN)/python pipelines/index.py
-	$(BIN)/python pipelines/readme.py
+	$(BIN)/python docs/pages/fill.py
 	$(PYTEST) tests/results
 
 docs: site  ## Build the documentation and show it in the browser.

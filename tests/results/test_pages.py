@@ -1,9 +1,7 @@
 """Commands, links and numbers of pages are right; missing figures are listed."""
 
-import io
 import re
 import shlex
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,20 +15,17 @@ from quarl_tf.cli import arguments
 from quarl_tf.store.workspace import Workspace
 
 DOCS = ROOT / "docs"
+RESULTS = sorted((DOCS / "results").glob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 
 
 @pytest.fixture(scope="module")
-def generate() -> Iterator[ModuleType]:
-    """Return the generator of pages; importing it writes them, here to nowhere."""
-    nowhere = ModuleType("mkdocs_gen_files")
-    nowhere.open = lambda _, mode: io.BytesIO() if mode == "wb" else io.StringIO()  # type: ignore[attr-defined]
+def case_studies() -> Iterator[ModuleType]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "mkdocs_gen_files", nowhere)
-        patch.syspath_prepend(str(DOCS))
-        import generate
+        patch.syspath_prepend(str(DOCS / "pages"))
+        import case_studies
 
-        yield generate
+        yield case_studies
 
 
 def row(text: str, first: str) -> list[str]:
@@ -44,13 +39,13 @@ def flight(cell: str, scheme: str, success: float, latency: float) -> dict[str, 
     return {"cell": cell, "scheme": scheme, "runs": 1, "speedup": 30 / latency, **figures}
 
 
-def test_flights_stand_beside_the_papers_and_missing_ones_are_named(generate: Any) -> None:
+def test_flights_stand_beside_the_papers_and_missing_ones_are_named(case_studies: Any) -> None:
     cells = "dqn on AirNav-v0", "dqn on AirNav-v0 (network=policy_iii, steps=9)"
     pooled = [flight(cell, "fp32", 0.9, 30) for cell in cells]
     pooled += [flight(cells[1], "int8", 0.875, 10)]
-    text = generate.flights(pooled)
+    text = case_studies.flights(pooled)
     success, _, speed = text.partition("## Size and speed")
-    shares = ["90.0 %", "87.5 %", generate.DASH, generate.DASH]
+    shares = ["90.0 %", "87.5 %", case_studies.DASH, case_studies.DASH]
     assert row(success, "III") == ["III", "86 %", "75 %", "1", *shares]
     assert row(speed, "III")[:9] == [
         *("III", "208.115", "11.036", "18.86", "2.0 kB", "2.0 kB", "30.0", "10.0", "3.00")
@@ -62,9 +57,9 @@ def test_flights_stand_beside_the_papers_and_missing_ones_are_named(generate: An
 
 
 def test_trainings_in_both_precisions_are_compared(
-    generate: Any, tmp_path: Path, monkeypatch: Patch
+    case_studies: Any, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    monkeypatch.setattr(generate, "ROOT", tmp_path)
+    monkeypatch.setattr(case_studies, "ROOT", tmp_path)
     runs, kinds = [], list(enumerate(("float32", "bfloat16")))
     for seed, number, precision in ((s, *kind) for s in (0, 1) for kind in kinds):
         run_id = f"ppo-PongNoFrameskip-v4-s{seed}-{number}"
@@ -80,9 +75,9 @@ def test_trainings_in_both_precisions_are_compared(
         best = 17 if (seed, number) == (1, 0) else 18
         lines += ["1000000,30,5,17", f"2000000,{120 - 60 * number},17,{best}", "3000000,180,19,9"]
         (folder / "progress.csv").write_text("\n".join(lines))
-    text = generate.convergence(runs)
+    text = case_studies.convergence(runs)
     assert row(text, "0") == ["0", "2.00", "2.00", "2.00", "1.00", "19.5", "18.5", "loss"]
-    assert row(text, "1")[1:5] == [generate.DASH, "2.00", generate.DASH, "1.00"]
+    assert row(text, "1")[1:5] == [case_studies.DASH, "2.00", case_studies.DASH, "1.00"]
     assert "in both: 1, in which bfloat16 takes 0.50 (0.50 to 0.50) times float32's" in text
     assert "1.00 [all equal], inconclusive." in text
 
@@ -96,19 +91,23 @@ def test_commands_are_understood(page: Path) -> None:
         assert f"\n{target}:" in makefile
 
 
-@pytest.mark.parametrize("page", PAGES[:2], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES[:2], *RESULTS], ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    # Those of the documentation are checked when it is built.
+    # Those of the other pages are checked when the site is built, of which some are.
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
         assert (page.parent / target).exists(), target
 
 
-@pytest.mark.parametrize("name", ["README.md", "tflite_models/README.md"])
-def test_rows_of_numbers_are_those_of_the_records(name: str) -> None:
-    page = ROOT / name
-    before = page.read_bytes()
+@pytest.mark.parametrize("script", ["pipelines/index.py", "docs/pages/fill.py"])
+def test_rows_of_numbers_are_those_of_the_records(script: str) -> None:
+    pages = [*PAGES, ROOT / "tflite_models/README.md", *(DOCS / "assets").glob("*.png")]
+    before = {page: page.read_bytes() for page in pages}
     try:
-        python(f"pipelines/{'readme' if page.parent == ROOT else 'index'}.py", cwd=ROOT)
-        assert page.read_bytes() == before
+        python(script, cwd=ROOT)
+        changed = [
+            page for page in pages if page.suffix == ".md" and page.read_bytes() != before[page]
+        ]
+        assert not changed
     finally:
-        page.write_bytes(before)
+        for page, content in before.items():
+            page.write_bytes(content)

@@ -1,10 +1,15 @@
-"""Insert the rows of numbers into README.md, between its markers: `python pipelines/readme.py`."""
+"""Insert the numbers and figures of today's records into README.md and docs/results.
 
-import json
-import re
+python docs/pages/fill.py
+"""
+
 from pathlib import Path
 
 import yaml
+from case_studies import deployment, half_the_bits
+from cells import adopted, every_cell, few_bits, int8, over_all
+from papers import papers, trade_offs
+from records import ROOT, report
 
 from quarl_tf.foundation.files import write_text
 from quarl_tf.report.page import number_text, percent, size, templates
@@ -19,15 +24,7 @@ _WORKLOADS = {
     "training_throughput_float32": ("Pong",),
 }
 
-_SOLVING = Path("benchmarks/solving.yaml")
-
-
-def filled(text: str) -> str:
-    """Return the README with the tables of today's records."""
-    for name, table in (("results", _results()), ("speed", _speed())):
-        pattern = f"(?<=<!-- {name} -->\n).*?(?=<!-- /{name} -->)"
-        text = re.sub(pattern, lambda _, table=table: table, text, flags=re.S)
-    return text
+_SOLVING = ROOT / "benchmarks/solving.yaml"
 
 
 def _results() -> str:
@@ -35,8 +32,8 @@ def _results() -> str:
         "| scheme | trainings | return | reward error | difference | verdict | size | one action |",
         "|---|--:|--:|--:|--:|---|--:|--:|",
     ]
-    for report, scheme in _ROWS:
-        rows = json.loads(Path(f"reports/{report}/results.json").read_text())["pooled"]
+    for name, scheme in _ROWS:
+        rows = report(name)["pooled"]
         row = next(row for row in rows if (row["cell"], row["scheme"]) == (_CELL, scheme))
         native, judged = row["native"], templates().filters["judged"]
         low, high = row["difference_low"], row["difference_high"]
@@ -56,7 +53,7 @@ def _results() -> str:
 def _speed() -> str:
     ratios: dict[tuple[str, str], dict[str, str]] = {}
     for name, tasks in _WORKLOADS.items():
-        for line in Path(f"benchmarks/{name}.md").read_text().splitlines():
+        for line in (ROOT / f"benchmarks/{name}.md").read_text().splitlines():
             cells = [cell.strip() for cell in line.split("|")[1:-1]]
             if len(cells) == 8 and cells[0].endswith(tasks):
                 ratios.setdefault((cells[0], cells[1]), {})[cells[2]] = cells[4]
@@ -74,11 +71,35 @@ def _speed() -> str:
 def _seconds_to_solve() -> dict[str, str]:
     """Return our seconds by the names of the speed table's trainings."""
     algos = {k: v["algo"] for k, v in yaml.safe_load(_SOLVING.read_text()).items()}
-    rows = Path("benchmarks/time_to_solve.md").read_text().splitlines()
+    rows = (ROOT / "benchmarks/time_to_solve.md").read_text().splitlines()
     cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
     return {f"{algos[c[0]]}-{c[0]}": c[4] for c in cells if c[2:3] == ["ours"]}
 
 
+#: What stands between the markers of a page, by their name.
+NUMBERS = {
+    "README.md": {"results": _results, "int8": over_all, "speed": _speed},
+    "docs/results/index.md": {"numbers": every_cell},
+    "docs/results/int8.md": {"numbers": int8},
+    "docs/results/few-bits.md": {"numbers": few_bits},
+    "docs/results/sb3.md": {"numbers": adopted},
+    "docs/results/papers.md": {"numbers": papers},
+    "docs/results/trade-offs.md": {"numbers": trade_offs},
+    "docs/results/deployment.md": {"numbers": deployment},
+    "docs/results/half-the-bits.md": {"numbers": half_the_bits},
+}
+
+
+def fill(page: Path) -> None:
+    """Replace what stands between a page's markers by the numbers of today's records."""
+    text = page.read_text()
+    for name, numbers in NUMBERS[str(page.relative_to(ROOT))].items():
+        start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+        before, _, rest = text.partition(start)
+        text = before + start + numbers().rstrip() + "\n" + end + rest.partition(end)[2]
+    write_text(page, text)
+
+
 if __name__ == "__main__":
-    page = Path("README.md")
-    write_text(page, filled(page.read_text()))
+    for page in NUMBERS:
+        fill(ROOT / page)
