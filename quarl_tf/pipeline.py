@@ -28,6 +28,7 @@ from quarl_tf.store.workspace import (
 if TYPE_CHECKING:
     from quarl_tf.presets import Preset
 
+_CHANCE = kinds.Kind("a Chance, as Chance('sticky', 0.25)", lambda v: isinstance(v, Chance))
 _EPISODES_SAVED = 50  #: After so many more episodes, or a quarter more, an evaluation is saved.
 
 
@@ -159,6 +160,7 @@ def evaluate(
 
     artifact = Path(artifact)
     kinds.COUNT.require("episodes", episodes)
+    _CHANCE.require("chance", chance)
     sidecar = Policy.load(artifact).sidecar
     run = Run.from_dict(sidecar.run)
     seeds = evaluation_seeds(run.seed, episodes)
@@ -171,14 +173,18 @@ def evaluate(
                 f"place, or remove it. Received: {reference}, {other.scheme} of {other.run_id}"
             )
         evaluate(reference, episodes, chance=chance, update=update)
-    evaluation = None
-    with suppress(QuarlError):  # A damaged one is replaced.
-        saved = Evaluation.load(path)
-        known_seeds = seeds[: len(saved.seeds)]
-        if evaluation_flaw(saved, sidecar, reference, known_seeds, chance) is None:
-            evaluation = saved
+
+    def saved() -> Evaluation | None:
+        with suppress(QuarlError):  # A damaged one is replaced.
+            found = Evaluation.load(path)
+            known_seeds = seeds[: len(found.seeds)]
+            if evaluation_flaw(found, sidecar, reference, known_seeds, chance) is None:
+                return found
+        return None
+
+    evaluation = saved()
     if evaluation is None or len(evaluation.seeds) < episodes:
-        evaluation = _played(artifact, seeds, chance, reference, evaluation, update)
+        evaluation = _played(artifact, seeds, chance, reference, saved, update)
     # Last, so that errors of the policy come at once. It is saved beside fp32.
     if reference.parent == artifact.parent and baseline(reference, run, seeds) is None:
         random_evaluation = play.evaluate_random(sidecar.env_id, run.plain.run_id, seeds)
@@ -191,12 +197,12 @@ def _played(
     seeds: Sequence[int],
     chance: Chance,
     reference: Path,
-    former: Evaluation | None,
+    saved: Callable[[], Evaluation | None],
     update: Any,
 ) -> Evaluation:
-    """Play episodes and save them now and then; continue a `former`, shorter evaluation if it can.
+    """Play episodes and save them now and then; continue a `saved`, shorter evaluation if it can.
 
-    One that cannot be continued stays until another is as long.
+    A longer one stays: it may be another processor's, or another process may play them, too.
     """
     from quarl_tf import environments
     from quarl_tf.environments import registry
@@ -206,7 +212,9 @@ def _played(
     path, env_id = evaluation_path(artifact, chance), Sidecar.load(sidecar_path(artifact)).env_id
     require_writable(path)  # Before the episodes are played.
     registry.source_sha256(env_id)  # Of the code that plays, should it be edited meanwhile.
-    begun = former if former and may_be_continued(former, chance) else None
+    begun = saved()
+    if begun is not None and not may_be_continued(begun, chance):
+        begun = None
     # Of a greedy game, episodes that were saved would be played again for their starts.
     at_once = chance == GREEDY and environments.rules(env_id) is not None
     done = len(begun.seeds) if begun else 0
@@ -221,7 +229,7 @@ def _played(
             update=lambda played, _, *note: update(played, len(seeds), *note),
             begun=begun,
         )
-        if former is None or done >= len(former.seeds):
+        if (kept := saved()) is None or done >= len(kept.seeds):
             begun.save(path)
     return begun
 
@@ -248,5 +256,6 @@ def report(
     from quarl_tf.report.results import Source
     from quarl_tf.report.write import write_report
 
+    _CHANCE.require("chance", chance)
     source = Source(Workspace(Path(root)), margin_percent, command, chance)
     return write_report(source, _listed("run_ids", run_ids), name)

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy  # Its `stats`, a second of loading, at the first use.
 
-from quarl_tf.foundation.errors import UsageError
+from quarl_tf.foundation.kinds import Kind
 from quarl_tf.spec import DEFAULT_MARGIN_PERCENT
 from quarl_tf.store.records import Evaluation
 
@@ -31,6 +31,10 @@ WITHIN_MARGIN: Verdict = "within margin"
 
 MIN_EPISODES = 20  #: Least number of episodes of a trained policy for a verdict.
 CONFIDENCE = 0.95
+_MARGIN = Kind(
+    "0 or more percent of the fp32 return",
+    lambda value: isinstance(value, (int, float)) and 0 <= value < math.inf,
+)
 _MOST_NEEDED = 1e6  #: More observations than these are no plan.
 _ROUNDING = 1e-9  #: Relative difference of sums of the same rewards in another order.
 _RESAMPLES = 9999
@@ -217,13 +221,9 @@ def verdict(
     * "loss", high < 0.
     * "inconclusive": both a loss beyond the margin and no loss are possible.
 
-    A UsageError where the margin is negative or not finite.
+    A UsageError where the margin is no number, negative or not finite.
     """
-    if not 0 <= margin_percent < math.inf:
-        raise UsageError(
-            "The margin must be 0 % or more of the fp32 return. "
-            f"Received: margin_percent={margin_percent}"
-        )
+    _MARGIN.require("margin_percent", margin_percent)
     if episodes < MIN_EPISODES:
         return INCONCLUSIVE
     if difference.alike and difference.mean == 0:

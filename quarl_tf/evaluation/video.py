@@ -88,7 +88,7 @@ def scene(policies: Sequence[Policy], seed: int, max_steps: int) -> Scene:
             f"Received: environment={first.env_id!r}"
         )
     is_game = environments.rules(first.env_id) is not None
-    rate = _GAME_RATE if is_game else metadata.get("render_fps", 30)
+    rate = _GAME_RATE if is_game else metadata.get("render_fps") or 30
     several_runs = len({sidecar.run_id for sidecar in sidecars}) > 1
     names = []
     for sidecar in sidecars:

@@ -4,6 +4,7 @@ A flatbuffer has one signature, observation to head, for one observation at a ti
 normaliser inside. Schemes after training are made of the fp32 flatbuffer (`export.ptq`).
 """
 
+import functools
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
@@ -55,6 +56,8 @@ class TrainedNetwork:
         self.weights = networks.load_weights(folder / "network.npz")
         #: Observations [n, ...] of rollouts, to calibrate and check with.
         self.observations = networks.load_weights(folder / "calibration.npz")["observations"]
+        #: The fp32 flatbuffer and its network, as a whole and of the acting part alone.
+        self.float32 = functools.cache(self._float32)
 
     def network(self, weights: Weights) -> keras.Model:
         """Build the network with given weights."""
@@ -65,6 +68,11 @@ class TrainedNetwork:
         network = quantizing(run.quantization)(network)
         networks.set_weights(network, weights)
         return network
+
+    def _float32(self, *, acting: bool) -> tuple[bytes, keras.Model]:
+        network = self.network(self.weights)
+        network = networks.acting(network) if acting else network
+        return self.convert(networks.unscaled(network), Scheme.parse(REFERENCE)), network
 
     def convert(self, unscaled: Callable[[Any], Any], scheme: Scheme) -> bytes:
         """Convert a policy without the scaling of its action, which is added in float32.
@@ -124,12 +132,11 @@ def _convert_float(training: TrainedNetwork, scheme: Scheme) -> tuple[bytes, ker
 
     Returns the flatbuffer and the network that it should compute.
     """
-    network = training.network(training.weights)
-    if scheme.calibrated:
-        network = networks.acting(network)
+    reference, network = training.float32(acting=scheme.calibrated)
+    if scheme.name not in ("fp16", "dynamic_int8"):
+        return reference, network
     content = training.convert(networks.unscaled(network), scheme)
     if scheme.name == "fp16":
-        reference = training.convert(networks.unscaled(network), Scheme.parse(REFERENCE))
         network = training.network(_half_weights(training, reference))
     return content, network
 

@@ -1,6 +1,6 @@
 """Rewrite a float flatbuffer so that it loses less when it is quantised.
 
-Each step but `centred` leaves what the network computes as it is.
+Each step but `centred` leaves what the network computes on the observations as it is.
 """
 
 from collections.abc import Callable, Collection
@@ -242,8 +242,9 @@ def refined(content: bytes, observations: Array) -> bytes:
     if shape[-1] != size:
         return content
     low, high = np.array(ranges(content, observations)[source], np.float32)
-    # A residual is at most half a step.
-    margin = (high - low) / 2**BYTE.bits / 2 * _FINER
+    # A residual is at most half a step of the grid, which contains 0 and the margin.
+    codes_aside = 2**BYTE.bits - 1 - _FINER / 2
+    margin = (np.maximum(high, 0) - np.minimum(low, 0)) * _FINER / 2 / codes_aside
     grid = grid_between(np.minimum(low, -margin), np.maximum(high, margin), BYTE)
     rounded, residual, scaled_residual = (
         graph.add(source, suffix, shape=shape) for suffix in (b"_near", b"_rest", b"_fine")

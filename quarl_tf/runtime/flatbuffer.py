@@ -159,8 +159,10 @@ def weights(source: Path | bytes) -> dict[str, NDArray[np.float32]]:
         for index in (origins.get(i, i) for i in used):
             tensor = graph.tensors[index]
             if tensor.data is not None and len(tensor.shape) > 1 and tensor.dtype in _DECODABLE:
-                # Names are optional.
-                arrays[tensor.name or f"tensor {index}"] = decode(tensor, tensor.data)
+                # Names are optional, and may be those of others.
+                key = tensor.name or f"tensor {index}"
+                key = f"{key} {index}" if key in arrays else key
+                arrays[key] = decode(tensor, tensor.data)
     return arrays
 
 

@@ -142,6 +142,8 @@ def test_saved_evaluations_are_reused(stochastic: Describe, monkeypatch: Patch) 
     path, seeds = stochastic("tied", "fp32"), evaluation_seeds(0, 14)
     saved, folder = evaluation_path(path), path.parent
     assert "episodes=0" in refused(pipeline.evaluate, path, 0, code=2)
+    unfit: Any = "sampled"
+    assert "chance='sampled'" in refused(partial(pipeline.evaluate, path, chance=unfit), code=2)
     greedy = pipeline.evaluate(path, 12)
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
     sampled = pipeline.evaluate(path, 8, chance=SAMPLED)
@@ -199,6 +201,16 @@ def test_an_interrupted_evaluation_keeps_its_episodes(
     replace(result, processor="Gamma").save(evaluation_path(path))
     with pytest.raises(KeyboardInterrupt):
         pipeline.evaluate(path, 40, update=interrupt)
+    assert len(Evaluation.load(evaluation_path(path)).seeds) == 30
+
+    def overtake(done: int, _: int) -> None:
+        if done == 5:  # Another process plays the same.
+            result.save(evaluation_path(path))
+        interrupt(done, 0)
+
+    evaluation_path(path).unlink()
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.evaluate(path, 40, update=overtake)
     assert len(Evaluation.load(evaluation_path(path)).seeds) == 30
 
 

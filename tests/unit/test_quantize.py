@@ -336,6 +336,25 @@ def test_prepared_networks_compute_the_same_and_their_int8_sees_more(content: by
     assert coarse <= 3 < fine
 
 
+def test_features_far_from_zero_have_twelve_bits(content: bytes) -> None:
+    """The grid of features contains 0, so that its step is wider than their range tells."""
+    offset = np.array([30, 31, 30, 31], np.float32)
+    observations = OBSERVATIONS + offset
+    graph = Graph(content)
+    layer = next(iter(graph.layers().values()))
+    kernel, bias = graph.kernel_and_bias(layer)
+    graph.set_constant(layer.inputs[2], bias - kernel @ offset)
+    content = graph.pack()
+    files = [content]
+    files += [
+        integer.quantized(x, observations, INT8)
+        for x in (content, preparation.refined(content, observations))
+    ]
+    exact, coarse, fine = (heads(x, observations) for x in files)
+    coarse_error, error = (np.abs(x - exact).mean() for x in (coarse, fine))
+    assert error < 0.4 * coarse_error
+
+
 def test_a_spread_head_computes_the_same_and_ties_less_in_int8(artifacts: Artifacts) -> None:
     content = artifacts["frames"].read_bytes()
     frames = np.random.default_rng(0).integers(0, 256, (200, 6, 6, 2), np.uint8)
