@@ -241,7 +241,7 @@ _VERBS: dict[str, tuple[Any, ...]] = {
     "blame": (
         "show how much int8 hurts each layer",
         "LunarLander-v3/dqn/fp32",
-        _option("policy", "a run id, an fp32 file or its name on the shelf", metavar="POLICY"),
+        _option("policy", "a run id, a file of fp32 or fp16, or its name", metavar="POLICY"),
         *(_ROOT, _IMPORT),
         _option("--episodes", "of each of the worst three (default: 20)", type=_COUNT, default=20),
     ),

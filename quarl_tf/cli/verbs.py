@@ -31,7 +31,7 @@ from quarl_tf.evaluation.bench import bench, save_latencies
 from quarl_tf.evaluation.blame import blame
 from quarl_tf.export import boards, c_source
 from quarl_tf.export.adopt import adopt
-from quarl_tf.export.ptq import quantize
+from quarl_tf.export.ptq import float_policy, quantize
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.display import progress_bar, spinner
 from quarl_tf.foundation.errors import GateError, QuarlError, UsageError, one_line
@@ -284,19 +284,18 @@ def _policies(args: Namespace) -> list[Policy]:
 
 def _blame(args: Namespace) -> None:
     (path,) = _artifacts(args, [args.policy], [REFERENCE])
-    policy = Policy.load(path)
-    if (scheme := policy.sidecar.scheme) != REFERENCE:
-        raise UsageError(f"Name the {REFERENCE} file of a policy. Received: scheme={scheme!r}")
+    policy, content = float_policy(path)
     require_writable(blame_path(path))  # Before the episodes are played.
     with spinner("blame"):
-        layers = blame(flatbuffer.read(path), policy, args.episodes)
+        layers = blame(content, policy, args.episodes)
     _console.print(summary.blame_table(layers))
     _say("without it: all layers in int8 but this one; returns on selection seeds, against int8")
     rows = []
     for row in map(asdict, layers):
         gain = row["gain"] or {}
         limits = {f"gain_{name}": gain.get(name) for name in ("low", "high", "alike")}
-        rows.append(row | {"gain": gain.get("mean"), **limits, "sha256": policy.sidecar.sha256})
+        network = {"network_sha256": policy.sidecar.network_sha256}
+        rows.append(row | {"gain": gain.get("mean"), **limits, **network})
     write_csv(blame_path(path), rows)
     _say(f"blame     {blame_path(path)}")
 

@@ -147,6 +147,18 @@ def described(content: bytes) -> dict[str, Any]:
     }
 
 
+def float_policy(source: Path) -> tuple[Policy, bytes]:
+    """Load an fp32 or fp16 policy, and its flatbuffer in float32; a UsageError for another."""
+    policy = Policy.load(source)
+    if (scheme := policy.sidecar.scheme) not in _SOURCES:
+        raise UsageError(
+            f"Policies are quantised from {'.tflite or '.join(_SOURCES)}.tflite. "
+            f"Received: scheme={scheme!r} of {str(source)!r}"
+        )
+    content = flatbuffer.read(source)
+    return policy, in_float32(content) if "float16" in policy.sidecar.weight_dtypes else content
+
+
 def quantize(source: Path, scheme: Scheme, recorded: Path | None = None) -> Path:
     """Write a quantised copy of an fp32 or fp16 flatbuffer with its sidecar; return its path.
 
@@ -157,13 +169,8 @@ def quantize(source: Path, scheme: Scheme, recorded: Path | None = None) -> Path
     floats, or another file is where the copy belongs; a QuarlError where a file is missing or
     damaged.
     """
-    policy = Policy.load(source)
+    policy, content = float_policy(source)
     sidecar = policy.sidecar
-    if sidecar.scheme not in _SOURCES:
-        raise UsageError(
-            f"Policies are quantised from {'.tflite or '.join(_SOURCES)}.tflite. "
-            f"Received: scheme={sidecar.scheme!r} of {str(source)!r}"
-        )
     if not scheme.post_training:
         raise _impossible(scheme)
     if recorded is not None and not scheme.calibrated:
@@ -186,9 +193,6 @@ def quantize(source: Path, scheme: Scheme, recorded: Path | None = None) -> Path
         is_intact = target.exists() and sha256(target) == former.sha256
         if is_intact and former.network_sha256 == sidecar.network_sha256:
             return target
-    content = flatbuffer.read(source)
-    if "float16" in sidecar.weight_dtypes:
-        content = in_float32(content)
     require_writable(target)  # Before the rollouts.
     observations = calibration.observations(policy) if scheme.calibrated else None
     if observations is not None and recorded is not None:

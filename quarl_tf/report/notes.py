@@ -71,7 +71,7 @@ def last_networks(cell: CellResults) -> list[dict[str, Any]]:
 
 
 def blamed(workspace: Workspace, cell: CellResults) -> pd.DataFrame | None:
-    """Return the table of `quarl blame` on the first training of a cell, if it is of its fp32."""
+    """Return the table of `quarl blame` on a cell's first training, if it is of its network."""
     if not cell.references:
         return None
     reference = cell.references[0].sidecar
@@ -80,10 +80,10 @@ def blamed(workspace: Workspace, cell: CellResults) -> pd.DataFrame | None:
     try:
         table = pd.read_csv(blame_path(workspace.artifact(reference.run_id, REFERENCE)))
         table = table.astype(dict.fromkeys(columns, float))
-        hashes = set(table["sha256"])
+        networks = set(table["network_sha256"])
     except (OSError, KeyError, ValueError):  # Missing, or not such a table.
         return None
-    return table if hashes == {reference.sha256} else None
+    return table if networks == {reference.network_sha256} else None
 
 
 def blame_rows(workspace: Workspace, cell: CellResults) -> list[dict[str, Any]]:

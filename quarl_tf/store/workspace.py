@@ -108,8 +108,8 @@ def is_evaluated(artifact: Path) -> bool:
 
 
 def blame_path(artifact: Path) -> Path:
-    """Return the path of an fp32 flatbuffer's table of int8 errors by layer."""
-    return artifact.with_suffix(".blame.csv")
+    """Return the path of a policy's table of int8 errors by layer, beside its flatbuffers."""
+    return artifact.with_name("int8.blame.csv")
 
 
 def reference_path(artifact: Path, sidecar: Sidecar) -> Path:

@@ -115,9 +115,10 @@ def test_blame_takes_the_id_of_a_run_or_a_float_file_and_writes_a_table(
     artifacts: Artifacts, copy_artifact: Copy, tmp_path: Path, capsys: Capsys
 ) -> None:
     path = Workspace(tmp_path).artifact("dqn-CartPole-v1-s0", "fp32")
-    shutil.copytree(copy_artifact("fp32").parent, path.parent)
+    copies = [copy_artifact(name).parent for name in ("fp32", "fp16")]
+    shutil.copytree(copies[0], path.parent)
     words = ["blame", "--root", str(tmp_path), "--episodes", "2"]
-    for policy in ("dqn-CartPole-v1-s0", str(path)):
+    for policy in ("dqn-CartPole-v1-s0", str(path), str(path.with_name("fp16.tflite"))):
         blame_path(path).unlink(missing_ok=True)
         output = printed(capsys, *words, policy)
         assert f"blame     {blame_path(path)}" in output.replace("\n", "")
@@ -130,7 +131,7 @@ def test_blame_takes_the_id_of_a_run_or_a_float_file_and_writes_a_table(
         for column, ends in (limits | {"disagreement": (0, 0.2)}).items():
             assert table[column].between(*ends, inclusive="left").all()
         assert table["gain"].between(table["gain_low"], table["gain_high"]).all()
-        assert set(table["sha256"]) == {Policy.load(path).sidecar.sha256}
+        assert set(table["network_sha256"]) == {Policy.load(path).sidecar.network_sha256}
     line = refusal(capsys, *words, "dqn-CartPole-v1-s7", code=1)
     assert "s7/fp32.tflite is not there; make it (quarl export" in line
     assert "scheme='int8'" in refusal(capsys, *words, str(artifacts["int8"]))

@@ -476,13 +476,14 @@ def test_few_episodes_are_noted_and_other_files_are_left_out(workspace: Workspac
     assert [row["scheme"] for row in rows] == list(SCHEMES)
 
 
-def test_layers_are_shown_where_blame_is_of_this_fp32(workspace: Workspace) -> None:
+def test_layers_are_shown_where_blame_is_of_this_network(workspace: Workspace) -> None:
     path = workspace.artifact(add_run(workspace).run_id, "fp32")
     row = {"layer": "head", "low": 1, "high": 2.5, "codes": 201, "saturated": 0.015, "noise": 31.4}
     row |= {"share": 1, "disagreement": 0.0225, "gain_low": 0.5, "gain_high": 6.5, "gain_alike": 0}
     shown = ["head", "1.00 … 2.50", "201", "1.50 %", "31.4 dB", "100.0 %", "2.25 %"]
-    for made_of, gain, count in (("0" * 64, 3, 0), (sha256(path), 3, 1), (sha256(path), None, 1)):
-        write_csv(blame_path(path), [row | {"gain": gain, "sha256": made_of}])
+    network = SIDECAR.network_sha256
+    for made_of, gain, count in (("0" * 64, 3, 0), (network, 3, 1), (network, None, 1)):
+        write_csv(blame_path(path), [row | {"gain": gain, "network_sha256": made_of}])
         cells = [*shown, "3.00 [0.50, 6.50]" if gain else number_text(None)]
         markdown, page = pages_of(write(workspace, RUN))
         assert markdown.count(f"| {' | '.join(cells)} |") == page.count(" ".join(cells)) == count
