@@ -168,7 +168,7 @@ def _rescale(
 
 
 def smoothed(content: bytes, observations: Array) -> bytes:
-    """Scale neighbouring ReLU layers of images until the peaks of their channels are similar.
+    """Scale neighbouring ReLU layers until the peaks of their channels are similar.
 
     All channels share a grid, so the loud ones leave few codes to the others (SmoothQuant, Xiao et
     al., arXiv 2211.10438, equation 4, with `_MIGRATION`).

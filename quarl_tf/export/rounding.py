@@ -6,7 +6,7 @@ import numpy as np
 
 from quarl_tf.export.activations import kernel_inputs, sample_step, tensor_values
 from quarl_tf.export.graph import Graph
-from quarl_tf.export.preparation import equalised
+from quarl_tf.export.preparation import equalised, smoothed
 from quarl_tf.quantization.gptq import best_grid, fitted, gptq
 from quarl_tf.quantization.grid import Array, Grid
 from quarl_tf.spec import Recipe, TensorFormat
@@ -52,6 +52,8 @@ def optimised(content: bytes, observations: Array, recipe: Recipe) -> bytes:
     Each kernel is first fitted to the rounded inputs that its layer gets.
     """
     content = equalised(content)
+    if recipe.default.activations is not None:
+        content = smoothed(content, observations)
     graph, float_graph = Graph(content), Graph(content)
     formats = recipe.observation
     for name, layer in graph.layers().items():

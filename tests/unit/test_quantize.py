@@ -436,8 +436,13 @@ def test_kernels_rounded_by_outputs_change_the_head_less(content: bytes) -> None
     assert error < 0.8 * nearest_error
 
 
-@pytest.mark.parametrize("scheme", ["ptq_opt_w4", "ptq_opt_w4a4"])
-def test_fitted_kernels_change_heads_less(content: bytes, scheme: str, monkeypatch: Patch) -> None:
+@pytest.mark.parametrize(
+    ("scheme", "step"),
+    [("ptq_opt_w4", "fit_kernel"), ("ptq_opt_w4a4", "fit_kernel"), ("ptq_opt_w4a4", "smoothed")],
+)
+def test_each_step_before_rounding_changes_heads_less(
+    content: bytes, scheme: str, step: str, monkeypatch: Patch
+) -> None:
     observations = np.random.default_rng(0).normal(size=(600, 4)).astype(np.float32)
 
     def error() -> float:
@@ -445,9 +450,9 @@ def test_fitted_kernels_change_heads_less(content: bytes, scheme: str, monkeypat
         actual, expected = (heads(x, observations[500:]) for x in (few_bits, content))
         return float(np.square(actual - expected).mean())
 
-    fitted_error = error()
-    monkeypatch.setattr(rounding, "fit_kernel", lambda *_: None)
-    assert fitted_error < 0.8 * error()
+    whole_error = error()
+    monkeypatch.setattr(rounding, step, lambda content, *_: content)
+    assert whole_error < 0.8 * error()
 
 
 def test_all_kernels_have_few_values_and_the_head_more(content: bytes) -> None:
