@@ -13,7 +13,6 @@ from quarl_tf.study import State, engine, read
 
 STUDY = """
 name: cluster
-seeds: [0, 1]
 bits: [4]
 episodes: 2
 overrides:
@@ -27,9 +26,10 @@ def networks(root: Path) -> dict[str, bytes]:
     return {path.parent.name: path.read_bytes() for path in root.glob("runs/*/network.npz")}
 
 
-@pytest.mark.parametrize("gathers", [False, True], ids=["shared folder", "separate folders"])
-def test_a_killed_worker_costs_nothing_but_time(gathers: bool, tmp_path: Path) -> None:
-    study = read(write_study(tmp_path, STUDY))
+@pytest.mark.parametrize(("folders", "seeds"), [("shared", 10), ("separate", 2)])
+def test_a_killed_worker_costs_nothing_but_time(folders: str, seeds: int, tmp_path: Path) -> None:
+    gathers, numbers = folders == "separate", [*range(seeds)]
+    study = read(write_study(tmp_path, f"{STUDY}seeds: {numbers}"))
     local, remote = Workspace(tmp_path / "local"), Workspace(tmp_path / "cluster")
     engine.run(local, study, engine.LocalEngine(2), silent, silent)
     lines, at_the_kill = list[str](), list[int]()
@@ -54,7 +54,7 @@ def test_a_killed_worker_costs_nothing_but_time(gathers: bool, tmp_path: Path) -
     assert at_the_kill
     assert {status.state for status in statuses} == {State.EVALUATED}
     assert networks(remote.root) == networks(local.root)
-    assert len(networks(local.root)) == len(lines) == 4
+    assert len(networks(local.root)) == len(lines) == 2 * seeds  # In float and at 4 bits.
     assert sorted(lines) == sorted({f"done      {status.run.run_id}" for status in statuses})
     # Where nodes have folders of their own, checkpoints and curves for TensorBoard stay there.
     assert bool(list(remote.root.glob("runs/*/*/"))) != gathers
