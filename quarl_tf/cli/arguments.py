@@ -176,7 +176,7 @@ _EVALUATION = (
 _TARGET_HELP = "c: C99 of --schemes (default: int8, qat_int8); RUN may be such a file, or its name"
 _NO_FLOAT_HELP = "C in integers alone: observations, heads and actions in Q16.16 (65536 is 1)"
 _ADOPTED_HELP = "one observation in, one head out; FILE.json may describe it"
-_PTQ_NAMES = "ptq_wN, ptq_opt_wN, ptq_opt_wNaN, ptq_paper_wN"
+_PTQ_NAMES = "int8-LAYER=32, ptq_wN, ptq_opt_wN, ptq_opt_wNaN, ptq_paper_wN"
 _SAVE_EXAMPLE = "dqn-CartPole-v1-s0 dqn.npz --root mine"
 _SAVE_HELP = "what to write, .npz, 20 MB at most: no replay"
 _OUT_HELP = "the .gif to write, below 2 MB (default: %(default)s)"

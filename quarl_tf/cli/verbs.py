@@ -298,6 +298,9 @@ def _blame(args: Namespace) -> None:
         rows.append(row | {"gain": gain.get("mean"), **limits, **network})
     write_csv(blame_path(path), rows)
     _say(f"blame     {blame_path(path)}")
+    worst = max(layers, key=lambda layer: layer.share).layer
+    advice = "int8_head32" if worst == "head" else f"int8-{worst}=32"
+    _say(f"{worst} in float: quarl quantize {path} --scheme {advice}")
 
 
 def _artifacts(

@@ -96,6 +96,7 @@ def _calibrated(
 
         return converter.stock_int8(content, observations)
     preparation.require_quantisable(content, LAYERS)
+    scheme.recipe.require_layers(Graph(content).layers())
     float_head = scheme.recipe.head.activations is None
     if scheme.kind == "integer" and scheme.name != "int8_tensor":
         content = preparation.prepared(content, observations, choices, float_head=float_head)

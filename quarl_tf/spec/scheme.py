@@ -1,7 +1,7 @@
 """Schemes: how the numbers of a flatbuffer are represented, by name."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from quarl_tf.foundation.errors import unknown
@@ -70,21 +70,24 @@ class Scheme:
 
     @property
     def single_layers(self) -> bool:
-        """Whether a layer has bits of its own."""
-        differs = self.recipe.head != self.recipe.default or bool(self.recipe.by_layer)
-        return differs and not self.calibrated
+        """Whether the name gives layers bits of their own."""
+        return "=" in self.name
 
     @classmethod
     def parse(cls, name: str) -> "Scheme":
         """Decode a scheme's name; a UsageError for an unknown one names the closest."""
-        match = re.fullmatch(r"(ptq_(paper_)?w([0-9]+))((?:-[a-z]\w*=[1-9][0-9]*)+)", name)
+        match = re.fullmatch(r"(int8|ptq_(paper_)?w([0-9]+))((?:-[a-z]\w*=[1-9][0-9]*)+)", name)
         if match and match[1] in _SCHEMES:
             pairs = [part.split("=") for part in match[4].split("-")[1:]]
             widths = {layer: int(bits) for layer, bits in pairs}
+            possible = PTQ_BITS if match[3] else (_FLOAT_BITS,)
             # Each scheme has one name: layers are unique and sorted.
-            if pairs == sorted([k, f"{v}"] for k, v in widths.items() if v in PTQ_BITS):
-                rounding = "floor" if match[2] else "nearest"
-                return cls(name, "weights", _on_grid(int(match[3]), rounding, widths))
+            if pairs == sorted([k, f"{v}"] for k, v in widths.items() if v in possible):
+                if match[3]:
+                    rounding = "floor" if match[2] else "nearest"
+                    return cls(name, "weights", _on_grid(int(match[3]), rounding, widths))
+                if {*widths} != {"head"}:  # That is int8_head32.
+                    return cls(name, "integer", _in_float(widths), native=True)
         if name not in _SCHEMES:
             usual = {one for one, scheme in _SCHEMES.items() if scheme.native or scheme.aware}
             raise unknown("scheme", name, {*usual, *DEFAULT_SCHEMES})
@@ -107,6 +110,12 @@ def _on_grid(bits: int, rounding: str, widths: Mapping[str, int] | None = None) 
     return Recipe(default=form(bits), head=head, by_layer=by_layer)
 
 
+def _in_float(layers: Collection[str]) -> Recipe:
+    """Return the recipe of int8 with layers in float."""
+    recipe = _FLOAT_HEAD if "head" in layers else _uniform(_GPTQ)
+    return replace(recipe, by_layer=dict.fromkeys({*layers} - {"head"}, LayerFormat()))
+
+
 def _optimised(bits: int, *, rounded: bool = True) -> Recipe:
     """Return a recipe by GPTQ, with `rounded` activations, and more bits at the ends."""
 
@@ -120,6 +129,8 @@ def _optimised(bits: int, *, rounded: bool = True) -> Recipe:
 _GPTQ, _NEAREST = integers(8, per_channel=True, rounding="gptq"), integers(8, per_channel=True)
 _HALF = LayerFormat(weights=TensorFormat(bits=16, ieee=True))
 _FLOAT_HEAD = replace(_uniform(_GPTQ), head=LayerFormat())
+
+_FLOAT_BITS = 32  #: Of a layer that `int8` leaves in float.
 
 #: All but those with bits of their own in single layers.
 _SCHEMES = {

@@ -122,7 +122,7 @@ def test_blame_takes_the_id_of_a_run_or_a_float_file_and_writes_a_table(
         blame_path(path).unlink(missing_ok=True)
         output = printed(capsys, *words, policy)
         assert f"blame     {blame_path(path)}" in output.replace("\n", "")
-        assert all(text in output for text in ("hidden_1", "[95 %]"))
+        assert all(text in output for text in ("hidden_1", "[95 %]", "quarl quantize"))
         table = pd.read_csv(blame_path(path))
         assert table["layer"].tolist() == ["hidden_0", "hidden_1", "head"]
         assert table["share"].sum() == pytest.approx(1)

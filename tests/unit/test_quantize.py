@@ -228,6 +228,11 @@ def test_layers_are_integers_with_one_scale_or_one_for_each_output(content: byte
         outputs = [graph.tensors[op.inputs[1]].shape[0] for op in graph.layers().values()]
         expected = {"int8": outputs, "int8_tensor": [1] * len(outputs)}
         assert audit.kernel_scales == expected.get(name, [*outputs[:-1], 0])
+    mixed = quantized(content, Scheme.parse("int8-hidden_1=32"), OBSERVATIONS)
+    layers = [op for op in flatbuffer.audit(mixed).operators if "CONNECTED" in op]
+    assert [layer.split()[1] for layer in layers] == ["int8", "float32", "int8"]
+    unknown = content, Scheme.parse("int8-hidden_3=32"), OBSERVATIONS
+    assert "did you mean hidden_" in refused(quantized, *unknown, code=2)
 
 
 @pytest.mark.parametrize("kind", ["residual", "concatenated", "shared"])

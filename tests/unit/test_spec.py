@@ -202,6 +202,9 @@ def test_a_recipe_says_the_formats_of_every_layer() -> None:
     for name in ("ptq_w4-head=8", "ptq_paper_w4-head=8-hidden_0=6"):
         named: Any = Scheme.parse(name).recipe
         assert (named.default.weights.bits, named.of("head").weights.bits) == (4, 8)
+    int8, in_float = Scheme.parse("int8").recipe, Scheme.parse("int8-head=32-hidden_1=32").recipe
+    assert in_float.of("hidden_0") == int8.default
+    assert in_float.of("head") == in_float.of("hidden_1") == LayerFormat()
 
 
 @pytest.mark.parametrize(("name", "rounding"), [("ptq_w4", "nearest"), ("ptq_paper_w4", "floor")])
@@ -219,7 +222,8 @@ def test_a_scheme_is_a_named_recipe(name: str, rounding: str) -> None:
         *((f"qat_{odd}", "did you mean .*qat_") for odd in ("w4a5", "w1a1", "w9a9", "w44", "int2")),
         # A scheme of single layers has one name.
         *((f"ptq_w4-{bits}", "Unknown scheme") for bits in ("hidden_0=6-head=8", "head=8-head=8")),
-        *((name, "Unknown scheme") for name in ("ptq_w4-head=99", "int8-head=4")),
+        *((name, "Unknown scheme") for name in ("ptq_w4-head=99", "int8-hidden_0=4")),
+        ("int8-head=32", "did you mean int8_head32"),
     ],
 )
 def test_unknown_schemes_are_refused(name: str, message: str) -> None:
