@@ -47,6 +47,8 @@ def draw(name: str, figure: plt.Figure) -> None:
     plt.close(figure)
 
 
-#: All schemes in greedy episodes, of cells and of their trainings, and games with sticky actions.
-POOLED, TRAININGS = (report("ptq")[key] for key in ("pooled", "runs"))
+#: Results of cells and of their trainings in greedy episodes, and of games with sticky actions.
+POOLED, TRAININGS = (
+    report("ptq")[key] + report("games-greedy")[key] for key in ("pooled", "runs")
+)
 GAMES = report("games")["pooled"]
