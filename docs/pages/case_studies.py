@@ -261,7 +261,7 @@ def _solved(curve: pandas.DataFrame) -> tuple[float | None, float | None]:
 
 
 def _both_precisions(found: dict[str, dict[int, Path]], seeds: Sequence[int]) -> plt.Figure:
-    figure, panels = plt.subplots(1, 2, figsize=(8, 3.2), sharey=True)
+    figure, panels = plt.subplots(1, 2, figsize=(7, 2.8), sharey=True)
     for colour, (precision, folders) in zip(("C0", "C1"), found.items(), strict=True):
         for seed in seeds:
             curve = pandas.read_csv(folders[seed] / "progress.csv").dropna(subset="episode_return")

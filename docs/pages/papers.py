@@ -172,7 +172,7 @@ def _kept_against(quantity: str, label: str) -> plt.Figure:
         for row in POOLED
         if row["scheme"] in _NATIVE and row[quantity] and row[_ERROR] is not None
     ]
-    figure, axes = plt.subplots(figsize=(8, 4))
+    figure, axes = plt.subplots(figsize=(7, 3.5))
     style: dict[str, Any] = {"x": quantity, "y": "kept", "hue": "scheme", "hue_order": _NATIVE}
     style["palette"] = _COLOURS
     frame = pandas.DataFrame(rows)
@@ -196,7 +196,7 @@ def _plain_logarithm(axes: plt.Axes) -> None:
 
 def _errors_against_spread(rows: list[tuple[Any, ...]]) -> plt.Figure:
     frame = pandas.DataFrame(rows, columns=["scheme", "range", "error"])
-    figure, axes = plt.subplots(figsize=(8, 4))
+    figure, axes = plt.subplots(figsize=(7, 3.5))
     look = {"x": "range", "y": "error", "hue": "scheme", "style": "scheme"}
     seaborn.scatterplot(frame, **look, palette=_COLOURS, ax=axes)
     axes.set(xlabel="range of the widest kernel", ylabel="absolute error, %")

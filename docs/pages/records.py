@@ -7,6 +7,8 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
+from quarl_tf.foundation.files import write_bytes
+from quarl_tf.report.figures.style import png
 from quarl_tf.report.page import number_text, percent
 
 ROOT = Path(__file__).parents[2]
@@ -43,12 +45,11 @@ def interval(one: dict[str, Any]) -> str:
 
 def draw(name: str, figure: plt.Figure) -> None:
     """Write a figure of the pages."""
-    figure.savefig(ROOT / f"docs/assets/{name}.png", dpi=80, bbox_inches="tight")
+    figure.set_layout_engine("constrained")
+    write_bytes(ROOT / f"docs/assets/{name}.png", png(figure))
     plt.close(figure)
 
 
 #: Results of cells and of their trainings in greedy episodes, and of games with sticky actions.
-POOLED, TRAININGS = (
-    report("ptq")[key] + report("games-greedy")[key] for key in ("pooled", "runs")
-)
+POOLED, TRAININGS = (report("ptq")[key] + report("games-greedy")[key] for key in ("pooled", "runs"))
 GAMES = report("games")["pooled"]
