@@ -8,7 +8,9 @@ After `reset(seed=...)` everything depends on the seed and the actions alone, no
 episodes; a user's own environment must ensure this itself (`require_seeded`).
 """
 
+import json
 import math
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
@@ -110,15 +112,19 @@ def require_seeded(env_id: str) -> None:
     """Raise a UsageError for a user's own environment that starts the same seed in two ways."""
     if registry.is_versioned(env_id):
         return
-    with closing(make(env_id)) as env:
-        # Copied, as an environment may write into one array.
-        first, second = (np.array(env.reset(seed=0)[0]) for _ in range(2))
-    if not np.array_equal(first, second):
-        raise UsageError(
-            "The environment starts the same seed in two ways, so that schemes would play other "
-            "episodes; call super().reset(seed=seed) and draw from self.np_random alone. "
-            f"Received: environment={env_id!r}"
-        )
+    creates: list[Callable[[], Any]] = [partial(make, env_id)]
+    if registry.find(env_id).vector_entry_point is not None:
+        creates.append(partial(make_vector, env_id, 2))
+    for create in creates:
+        with closing(create()) as env:
+            # Copied, as an environment may write into one array.
+            first, second = (np.array(env.reset(seed=0)[0]) for _ in range(2))
+        if not np.array_equal(first, second):
+            raise UsageError(
+                "The environment starts the same seed in two ways, so that schemes would play "
+                "other episodes; call super().reset(seed=seed) and draw from self.np_random "
+                f"alone, in a vector from one of each. Received: environment={env_id!r}"
+            )
 
 
 def require_end(steps: int) -> None:
@@ -181,7 +187,18 @@ def make_vector(
         )
     if training and isinstance(envs.unwrapped, Rising):
         envs.unwrapped.train_from(None)
-    return spaces.plain_vector(envs)
+        _require_json(env_id, envs.unwrapped.training_state())
+    return spaces.plain_vector(envs if registry.is_versioned(env_id) else wrappers.UserVector(envs))
+
+
+def _require_json(env_id: str, state: Any) -> None:
+    try:
+        json.dumps(state)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            "The training state of a curriculum is stored as JSON; return lists of plain numbers "
+            f"(int(…)). Received: environment={env_id!r}, {error}"
+        ) from error
 
 
 def env_spec(env_id: str) -> EnvSpec:

@@ -205,6 +205,8 @@ class AirNavVector(gym.vector.VectorEnv[Any, Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
         """Start missions; options `arena` and `zone` also apply to later ones."""
+        for name in options or ():
+            require_known("option", name, ("arena", "zone"))
         self._choose(**{"arena": self._arena_name, "zone": self._zone, **(options or {})})
         if seed is not None:
             self.randoms = [np_random(seed + e)[0] for e in range(self.num_envs)]

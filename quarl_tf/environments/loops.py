@@ -8,8 +8,8 @@ results are those of one loop.
 import signal
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from multiprocessing import current_process, get_context
 from multiprocessing.connection import Connection
@@ -116,16 +116,12 @@ class Divided(gym.vector.VectorEnv[Any, Any, Any]):
 
     def _call(self, name: str, arguments: Sequence[dict[str, Any]]) -> list[Any]:
         """Call a method in all processes; return its results but the infos, put together."""
-        try:
+        with _naming_a_kill():
             for pipe, share_arguments in zip(self._pipes, arguments[1:], strict=True):
                 pipe.send((name, share_arguments))
-            local_answer = getattr(self._local_envs, name)(**arguments[0])[:-1]
+        local_answer = getattr(self._local_envs, name)(**arguments[0])[:-1]
+        with _naming_a_kill():
             answers = [local_answer, *map(_receive, self._pipes)]
-        except (EOFError, OSError) as error:
-            raise QuarlError(
-                "A process that steps environments was killed, perhaps for want of memory; repeat "
-                f"the command, which goes on from the last checkpoint. Received: {error!r}"
-            ) from error
         for answer in answers:
             if isinstance(answer, Exception):
                 raise answer
@@ -136,6 +132,17 @@ class Divided(gym.vector.VectorEnv[Any, Any, Any]):
         del kwargs
         _close(self._pipes)
         self._local_envs.close()
+
+
+@contextmanager
+def _naming_a_kill() -> Iterator[None]:
+    try:
+        yield
+    except (EOFError, OSError) as error:
+        raise QuarlError(
+            "A process that steps environments was killed, perhaps for want of memory; repeat "
+            f"the command, which goes on from the last checkpoint. Received: {error!r}"
+        ) from error
 
 
 def _close(pipes: Sequence[Connection]) -> None:

@@ -1,4 +1,4 @@
-"""Wrappers of single environments: those that keep state over resets, and a user's own."""
+"""Wrappers of environments that keep state over resets, and of a user's own."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -58,31 +58,27 @@ class RebuildOnReset(gym.Wrapper[Any, Any, Any, Any]):
         return start
 
 
-class UserEnvironment(gym.Wrapper[Any, Any, Any, Any]):
+class _Checked:
     """Raises a QuarlError for exceptions, and for observations that do not fit their space.
 
-    It is inside `spaces.plain`, which turns all that it gets into numbers that fit. A vector that
-    the user has vectorised is not wrapped.
+    It is inside `spaces.plain`, which turns all that it gets into numbers that fit.
     """
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
-        """Start an episode."""
+    env: Any
+    observation_space: gym.Space[Any]
+    spec: Any
+    unwrapped: Any
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Start an episode, or several."""
         with self._naming_errors("reset"):
             observation, info = self.env.reset(seed=seed, options=options)
         return self._fitting(self.observation_space, observation, "reset"), _mapping(info)
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Take one step."""
-        with self._naming_errors("step"):
-            observation, reward, terminated, truncated, info = self.env.step(action)
-            reward, terminated, truncated = float(reward), bool(terminated), bool(truncated)
-        observation = self._fitting(self.observation_space, observation, "step")
-        return observation, reward, terminated, truncated, _mapping(info)
-
-    def close(self) -> None:
+    def close(self, **options: Any) -> None:
         """Close the environment."""
         with self._naming_errors("close"):
-            self.env.close()
+            self.env.close(**options)
 
     @contextmanager
     def _naming_errors(self, method: str) -> Iterator[None]:
@@ -147,6 +143,31 @@ class UserEnvironment(gym.Wrapper[Any, Any, Any, Any]):
             f"{env_id} {flaw}; fix it, gymnasium.utils.env_checker.check_env may help. "
             f"Received: {received}"
         )
+
+
+class UserEnvironment(_Checked, gym.Wrapper[Any, Any, Any, Any]):
+    """A user's environment."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Take one step."""
+        with self._naming_errors("step"):
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            reward, terminated, truncated = float(reward), bool(terminated), bool(truncated)
+        observation = self._fitting(self.observation_space, observation, "step")
+        return observation, reward, terminated, truncated, _mapping(info)
+
+
+class UserVector(_Checked, gym.vector.VectorWrapper):
+    """Environments that a user has vectorised."""
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Take a step in each."""
+        with self._naming_errors("step"):
+            observations, rewards, *ends, info = self.env.step(actions)
+            rewards = np.asarray(rewards, np.float64).reshape(self.num_envs)
+            terminated, truncated = (np.asarray(e, np.bool_).reshape(self.num_envs) for e in ends)
+        observations = self._fitting(self.observation_space, observations, "step")
+        return observations, rewards, terminated, truncated, _mapping(info)
 
 
 def _mapping(info: Any) -> dict[str, Any]:

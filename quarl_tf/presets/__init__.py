@@ -57,8 +57,8 @@ class Preset(ABC):
     network: _Network  #: Units of the hidden layers, or the name of one of `architectures.NAMED`.
     learning_rate: _Positive  #: The optimizer's step size at the start.
     #: Whether the learning rate falls linearly to 0, before the end of training by at most a round
-    #: of learning, and the share of ticks that only reset: 1 in n + 1 for episodes of n steps,
-    #: in games up to 3 in n + 3 for lives of n.
+    #: of learning (off-policy two), and the share of ticks that only reset: 1 in n + 1 for episodes
+    #: of n steps, in games up to 3 in n + 3 for lives of n.
     learning_rate_decay: _Flag
     discount: _Fraction  #: Discount of future reward, per environment step.
     train_frequency: _Count  #: Environment steps between bursts of learning.

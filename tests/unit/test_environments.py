@@ -8,9 +8,9 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import islice, pairwise
+from itertools import count, islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import patch
 
 import gymnasium as gym
@@ -24,7 +24,16 @@ from hypothesis import strategies as st
 from samples import Drawn, Patch, python, refused, register, step
 
 from quarl_tf import environments
-from quarl_tf.environments import Rising, airnav, env_spec, loops, make, make_vector, registry
+from quarl_tf.environments import (
+    Rising,
+    airnav,
+    env_spec,
+    loops,
+    make,
+    make_vector,
+    registry,
+    require_seeded,
+)
 from quarl_tf.environments.acting import Tick, ticks
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.files import sha256
@@ -272,6 +281,55 @@ def test_mistakes_of_users_are_named(third: Any, words: str, monkeypatch: Patch)
         assert re.search(f"^Faulty-v0 .*{words}", refused(envs.step, actions))
 
 
+class Vector(gym.vector.VectorEnv[Any, Any, Any]):
+    """Two environments of a user, whose steps return what they are told."""
+
+    metadata: ClassVar = {"autoreset_mode": gym.vector.AutoresetMode.NEXT_STEP}
+    num_envs = 2
+    single_observation_space, single_action_space = spaces.Box(-9, 9, (3,)), spaces.Discrete(2)
+    observation_space, action_space = spaces.Box(-9, 9, (2, 3)), spaces.MultiDiscrete([2, 2])
+    starts = count()
+
+    def __init__(self, returned: Any = None) -> None:
+        self.returned = returned
+
+    def reset(self, **_: Any) -> Any:
+        return np.full((2, 3), next(self.starts)), {}
+
+    def step(self, _: Any) -> Any:
+        return self.returned()
+
+    def train_from(self, _: Any) -> None: ...
+
+    def training_state(self) -> Any:
+        return [np.int64(3)]
+
+
+def vectorised(patch: Patch, returned: Any) -> Any:
+    options = {"vector_entry_point": lambda **_: Vector(returned)}
+    register(patch, "Faulty-v0", partial(Faulty, returned), **options)
+    return make_vector("Faulty-v0", 2)
+
+
+def test_vectors_of_users_are_checked(monkeypatch: Patch) -> None:
+    fields = np.ones((2, 3)), [1, 0.5], [0, 1], (False, None), None
+    observations, rewards, terminated, truncated, info = vectorised(
+        monkeypatch, lambda: fields
+    ).step([0, 1])
+    assert (observations.dtype, rewards.dtype, rewards.sum()) == (np.float32, np.float64, 1.5)
+    assert (terminated.tolist(), truncated.any(), info) == ([False, True], False, {})
+    for returned, words in (
+        (lambda: (np.full((2, 3), np.nan), *fields[1:]), "not finite"),
+        (lambda: (np.ones((2, 4)), *fields[1:]), "of another shape"),
+        (lambda: (fields[0], [1], *fields[2:]), "raised ValueError in step"),
+        (sys.exit, "raised SystemExit in step"),
+    ):
+        assert words in refused(vectorised(monkeypatch, returned).step, [0, 1])
+    assert "the same seed in two ways" in refused(require_seeded, "Faulty-v0", code=2)
+    create = partial(make_vector, "Faulty-v0", 2, training=True)
+    assert "int64 is not JSON serializable" in refused(create, code=2)
+
+
 @pytest.mark.parametrize(
     ("action", "changes", "reward", "reached", "hit"),
     [
@@ -331,6 +389,7 @@ def test_options_choose_arena_and_zone() -> None:
     assert not np.array_equal(observation, make("AirNav-v0").reset(seed=2)[0])
     np.testing.assert_array_equal(env.reset()[0], keyed.reset()[0])
     assert "zone=5" in refused(env.reset, options={"zone": 5}, code=2)
+    assert "did you mean zone?" in refused(env.reset, options={"zon": 5}, code=2)
     assert "did you mean hard?" in refused(make, "AirNav-v0", arena="hrd", code=2)
 
 

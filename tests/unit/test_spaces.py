@@ -135,6 +135,7 @@ def test_other_spaces_are_refused(observation: Any, action: Any, monkeypatch: Pa
 def test_what_does_not_fit_is_refused(monkeypatch: Patch) -> None:
     env_id = registered(monkeypatch, THREE, TWO, {"autoreset_mode": "SameStep"})
     assert "SAME_STEP" in refused(make_vector, env_id, 2, code=2)
+    registered(monkeypatch, THREE, TWO, {})
     environments.require_seeded(env_id)
     unseeded = partial(Drawn.reset, seed=None)
     monkeypatch.setattr(Drawn, "reset", lambda env, **_: unseeded(env))
