@@ -12,9 +12,9 @@ from quarl_tf.evaluation.aggregate import Paired, aggregate, paired
 from quarl_tf.report.page import number_text, percent, size
 from quarl_tf.report.results import finite
 from quarl_tf.spec import REFERENCE, Run
-from quarl_tf.store.records import Evaluation
+from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.state import baseline
-from quarl_tf.store.workspace import Workspace, evaluation_path
+from quarl_tf.store.workspace import Workspace, evaluation_path, sidecar_path
 
 
 def every_cell() -> str:
@@ -25,7 +25,7 @@ def every_cell() -> str:
     rows = [
         [
             _task(row) + told,
-            row["verdict"],
+            row["verdict"] or DASH,
             row["runs"],
             number_text(row["return_mean"]),
             percent(row["reward_error_percent"]),
@@ -108,8 +108,11 @@ def _paired(plan: study.Study, run: Run, scheme: str, reference: str) -> Paired 
     workspace = Workspace(ROOT)
 
     def played(scheme: str) -> Evaluation:
-        path = evaluation_path(workspace.artifact(run.run_id, scheme), plan.chance)
-        return Evaluation.load(path).first(None, skip=plan.skip_episodes)
+        artifact = workspace.artifact(run.run_id, scheme)
+        evaluation = Evaluation.load(evaluation_path(artifact, plan.chance))
+        if evaluation.artifact_sha256 != Sidecar.load(sidecar_path(artifact)).sha256:
+            raise SystemExit(f"Evaluate this file anew, it is another: {artifact}")
+        return evaluation.first(None, skip=plan.skip_episodes)
 
     first, second = played(reference), played(scheme)
     if reference == "fp32" and len(first.seeds) < len(second.seeds):
@@ -148,11 +151,11 @@ def adopted() -> str:
     rows = [
         [
             f"{row['env_id']}, `{row['scheme']}`",
-            f"{row['episodes']:,}",
+            f"{row['episodes'] or 0:,}",
             f"{number_text(row['return_mean'])} "
             f"[{number_text(row['return_low'])}, {number_text(row['return_high'])}]",
             DASH if row["scheme"] == "fp32" else percent(row["reward_error_percent"]),
-            row["verdict"],
+            row["verdict"] or DASH,
             size(row["size_bytes"]) if row["native"] else "simulated",
         ]
         for row in report("sb3")["pooled"]

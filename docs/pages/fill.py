@@ -3,6 +3,7 @@
 python docs/pages/fill.py
 """
 
+import os
 from pathlib import Path
 
 import yaml
@@ -95,11 +96,14 @@ def fill(page: Path) -> None:
     text = page.read_text()
     for name, numbers in NUMBERS[str(page.relative_to(ROOT))].items():
         start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+        if (text.count(start), text.count(end)) != (1, 1):
+            raise SystemExit(f"{page} needs one pair of markers: {start}{end}")
         before, _, rest = text.partition(start)
         text = before + start + numbers().rstrip() + "\n" + end + rest.partition(end)[2]
     write_text(page, text)
 
 
 if __name__ == "__main__":
+    os.chdir(ROOT)
     for page in NUMBERS:
         fill(ROOT / page)

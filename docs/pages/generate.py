@@ -99,9 +99,9 @@ def schemes() -> str:
     return (
         "# Schemes\n\nA scheme is a named recipe and how its file stores it; its name parses to "
         "the recipe. `ptq_wN`, `ptq_paper_wN` and `ptq_opt_wN` are there for N = 2 … 32; "
-        "`ptq_w4-head=8` has 8 bits in the head. The converter leaves kernels of fewer than 1024 "
-        "numbers of `dynamic_int8` in float32. Grids are explained in "
-        "[quantisers](../design/quantisers.md).\n\n" + table(header, rows)
+        "`ptq_w4-head=8` has 8 bits in the head, `int8-hidden_1=32` a layer in float. The "
+        "converter leaves kernels of fewer than 1024 numbers of `dynamic_int8` in float32. Grids "
+        "are explained in [quantisers](../design/quantisers.md).\n\n" + table(header, rows)
     )
 
 
@@ -152,12 +152,12 @@ def fields(record: str) -> str:
     rows = []
     for node in body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            said, above = [], node.lineno - 2
+            said, above = [lines[node.end_lineno - 1].partition("#: ")[2]], node.lineno - 2
             while lines[above].strip().startswith("#:"):
                 said.insert(0, lines[above].strip().removeprefix("#:").strip())
                 above -= 1
             kind = ast.unparse(node.annotation).replace("|", "or")
-            rows.append([f"`{node.target.id}`", kind, " ".join(said)])
+            rows.append([f"`{node.target.id}`", kind, " ".join(said).strip()])
     return table(["field", "type", "meaning"], rows)
 
 

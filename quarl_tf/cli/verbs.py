@@ -300,7 +300,8 @@ def _blame(args: Namespace) -> None:
     _say(f"blame     {blame_path(path)}")
     worst = max(layers, key=lambda layer: layer.share).layer
     advice = "int8_head32" if worst == "head" else f"int8-{worst}=32"
-    _say(f"{worst} in float: quarl quantize {path} --scheme {advice}")
+    imports = Run.from_dict(policy.sidecar.run).imports
+    _say(f"{worst} in float: quarl quantize {shlex.quote(str(path))} --scheme {advice}{imports}")
 
 
 def _artifacts(
@@ -487,7 +488,7 @@ def _list(args: Namespace) -> None:
         table.add_row(algo, ", ".join(env_id for _, env_id in pairs))
     _console.print(table)
     _console.print(
-        f"schemes: {', '.join(LISTED_SCHEMES)}; ptq_wN, ptq_paper_wN and "
+        f"schemes: {', '.join(LISTED_SCHEMES)}; int8-LAYER=32; ptq_wN, ptq_paper_wN and "
         "ptq_opt_wN for N = 2 ... 32; ptq_opt_wNaN for N = 2 ... 8; of trainings with --bits: "
         "qat_int8, qat_int4, and qat_wNaN for N = 2 ... 8"
     )

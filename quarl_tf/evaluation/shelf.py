@@ -7,6 +7,7 @@ import contextlib
 import csv
 import glob
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -120,18 +121,27 @@ class Entry:
 
     def command(self) -> str:
         """Return the command that plays it or, if the file is not kept, makes it."""
-        scheme = Scheme.parse(self.sidecar.scheme)
         if self.artifact.exists():
             # Several adopted policies may have its name.
             name = quote(str(self.artifact)) if self.run.adopted else self.name
             return f"quarl evaluate {name}{self.run.imports}"
-        reference = self.artifact.with_name(f"{REFERENCE}.tflite")
-        if reference.exists() and scheme.post_training:
-            recorded = " --observations FILE" * ("recorded_sha256" in self.sidecar.check)
-            options = f"--scheme {scheme.name}{recorded}{self.run.imports}"
-            return f"quarl quantize {quote(str(reference))} {options}"
+        check = self.sidecar.check
+        made = quantised_by(self.artifact, self.run, (check.get("source", REFERENCE),))
+        if made is not None:
+            return made + " --observations FILE" * ("recorded_sha256" in check)
         # Beside other files of a training that is not here, it would be refused.
-        return _trained_by(self.run, scheme.name)
+        return _trained_by(self.run, self.sidecar.scheme)
+
+
+def quantised_by(
+    artifact: Path, run: Run, sources: Sequence[str] = (REFERENCE, "fp16")
+) -> str | None:
+    """Return the command that makes a flatbuffer of a float one beside it, if there is one."""
+    files = [artifact.with_name(f"{source}.tflite") for source in sources]
+    kept = [path for path in files if path.exists()]
+    if not kept or not Scheme.parse(artifact.stem).post_training:
+        return None
+    return f"quarl quantize {quote(str(kept[0]))} --scheme {artifact.stem}{run.imports}"
 
 
 def _trained_by(run: Run, scheme: str) -> str:

@@ -82,8 +82,8 @@ def quantized(
 
 def _impossible(scheme: Scheme) -> UsageError:
     return UsageError(
-        f"Without its training a flatbuffer can become {', '.join(INT8_SCHEMES)}, ptq_opt_wNaN for "
-        "N = 2 ... 8, or ptq_wN, ptq_opt_wN and ptq_paper_wN for N = 2 ... 32. "
+        f"Without its training a flatbuffer can become {', '.join(INT8_SCHEMES)}, int8-LAYER=32, "
+        "ptq_opt_wNaN for N = 2 ... 8, or ptq_wN, ptq_opt_wN and ptq_paper_wN for N = 2 ... 32. "
         f"Received: scheme={scheme.name!r}"
     )
 

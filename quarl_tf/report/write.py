@@ -15,6 +15,7 @@ from typing import Any
 
 from quarl_tf.environments import require_chance
 from quarl_tf.evaluation.compare import CONFIDENCE
+from quarl_tf.evaluation.shelf import quantised_by
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import write_csv, write_json
 from quarl_tf.presets import settings
@@ -219,10 +220,13 @@ def _repetition(
         run_id: f" --episodes {count + source.skip_episodes}{source.chance.option}"
         for run_id, count in episodes.items()
     }
-    commands = {
-        run_id: f"{run.command('run')} --schemes {','.join(schemes[run_id])}{options[run_id]}"
-        for run_id, run in runs.items()
-    }
+    commands: dict[str, str] = {}
+    for run_id, run in runs.items():
+        needed = run.needed
+        if needed is not None and needed.run_id not in runs:  # What a training starts from.
+            commands[needed.run_id] = f"{needed.command('run')} --schemes {REFERENCE}"
+        names = ",".join(schemes[run_id])
+        commands[run_id] = f"{run.command('run')} --schemes {names}{options[run_id]}"
     remedies = (
         _remedy(source, one, runs[one.run_id], commands[one.run_id], options[one.run_id])
         for one in missing
@@ -240,6 +244,8 @@ def _remedy(source: Source, missing: Missing, run: Run, command: str, options: s
     if not is_begun(workspace, missing.run_id):
         if missing.exported and artifact.exists():
             return f"quarl evaluate {shlex.quote(str(artifact))}{options}{run.imports}"
+        if scheme != BASELINE and (made := quantised_by(artifact, run)) is not None:
+            return f"{made} && quarl evaluate {shlex.quote(str(artifact))}{options}{run.imports}"
         # Beside other files of a training that is not here, it would be refused.
         if not run.adopted and any(artifact.parent.glob("*.tflite")):
             return f"{command} --root DIR"

@@ -40,7 +40,7 @@ class Chance:
     def option(self) -> str:
         """The option of the command line, with a leading space; empty if greedy."""
         options = {"greedy": "", "sampled": " --sample"}
-        return options.get(self.kind, f" --{self.kind} {self.probability:g}")
+        return options.get(self.kind, f" --{self.kind} {self.probability!r}")
 
     @property
     def words(self) -> str:

@@ -5,6 +5,7 @@ its plain reference. The output is in the run's folder: `run.log`, or `failure.l
 """
 
 import ctypes
+import errno
 import os
 import shlex
 import signal
@@ -89,6 +90,10 @@ def run(
             update(pool.done.total(), pool.total, ", ".join(sorted(pool.running)))
             time.sleep(_POLL_SECONDS if shard is None else _SHARD_POLL_SECONDS)
     except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.ENOMEM):
+            raise QuarlError(
+                f"No more processes can be started; run fewer at a time. Received: {error}"
+            ) from error
         if error.filename is None:  # Not of a file, as a closed pipe.
             raise
         raise unwritable(workspace.root, error) from error
