@@ -354,8 +354,9 @@ def require_trainable(workspace: Workspace, run: Run, preset: Preset) -> None:
     folder = workspace.artifact_dir(run.run_id)
     if not is_begun(workspace, run.run_id) and any(folder.glob("*.tflite")):
         raise QuarlError(
-            f"{folder} has what an earlier training was exported to, which is not here; work "
-            f"elsewhere (--root DIR) or delete that folder. Received: run={run.run_id!r}"
+            f"{folder} has what an earlier training was exported to, which is not here; make other "
+            "schemes of its float file (quarl quantize FILE --scheme SCHEME), work elsewhere "
+            f"(--root DIR) or delete that folder. Received: run={run.run_id!r}"
         )
 
 
