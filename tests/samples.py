@@ -25,7 +25,7 @@ from quarl_tf.environments import env_spec, make_vector
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.files import sha256
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import Run
+from quarl_tf.spec import Quantization, Run
 from quarl_tf.store.records import Evaluation, Sidecar, TrainingRecord
 from quarl_tf.store.workspace import Workspace
 from quarl_tf.training import loop
@@ -86,6 +86,10 @@ TINY = Run("dqn", "CartPole-v1", 0, _SIZES)
 
 #: The file of a study, to which keys can be added.
 STUDY = "name: s\nseeds: [0]\ncells: [{algo: ppo, env: CartPole-v1}]\n"
+
+
+def quantised(**options: Any) -> Quantization:
+    return Quantization.from_mapping({"bits": 4, "delay": 100, **options})
 
 
 def silent(*_: Any) -> None:
@@ -301,9 +305,7 @@ def returns_of(scheme: str, episodes: int = 30) -> list[float]:
     return np.random.default_rng(7).integers(low, high, episodes).astype(float).tolist()
 
 
-def write_training(
-    workspace: Workspace, run: Run, weights: networks.Weights, observations: np.ndarray
-) -> None:
+def write_training(workspace: Workspace, run: Run, weights: Any, observations: np.ndarray) -> None:
     """Write a finished training."""
     folder = workspace.run_dir(run.run_id)
     networks.save_weights(folder / "calibration.npz", {"observations": observations})

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from samples import EVALUATION, PRESET, RUN, SIDECAR, TRAINING, Patch, refused
+from samples import EVALUATION, PRESET, RUN, SIDECAR, TRAINING, Patch, quantised, refused
 
-from quarl_tf.spec import Quantization
 from quarl_tf.store.records import Evaluation, Sidecar, TrainingRecord
 from quarl_tf.store.state import require_same_settings
 from quarl_tf.store.workspace import Workspace, sidecar_path, write_artifact
@@ -54,7 +53,6 @@ def test_no_sidecar_describes_another_flatbuffer(tmp_path: Path, monkeypatch: Pa
     assert len(list(tmp_path.iterdir())) == 3
 
 
-QUANTIZATION = Quantization.from_mapping({"bits": 4, "delay": 5})
 CONTINUOUS = replace(
     SIDECAR, head="action", num_actions=None, action_low=[-1.0], action_high=[1.0], action_std=[0.5]
 )
@@ -134,7 +132,7 @@ def test_lists_have_a_value_for_each_episode_and_runs_their_id(tmp_path: Path) -
 
 
 def test_other_settings_or_versions_are_refused_old_presets_get_defaults(tmp_path: Path) -> None:
-    record, run = asdict(TRAINING), replace(RUN, quantization=QUANTIZATION)
+    record, run = asdict(TRAINING), replace(RUN, quantization=quantised())
     older = {name: value for name, value in TRAINING.preset.items() if name != "dueling"}
     require_same_settings(tmp_path, record | {"preset": older}, RUN, PRESET)
     preset = replace(PRESET, steps=20_000, dueling=True)
@@ -159,11 +157,7 @@ ARRAYS = {
     "frames": RANDOM.integers(0, 256, (4, 4), np.uint8),
 }
 DTYPES = {name: array.dtype for name, array in ARRAYS.items()} | {"step": np.dtype(int)}
-STATE = {
-    "step": 20,
-    "best": [float("-inf"), 0],
-    "generator": np.random.default_rng(3).bit_generator.state,
-}
+STATE = {"step": 20, "best": [float("-inf"), 0], "generator": RANDOM.bit_generator.state}
 
 
 def save(folder: Path, step: int) -> None:

@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from samples import EVALUATION, SIDECAR, refused
+from samples import EVALUATION, SIDECAR, quantised, refused
 
 from quarl_tf.evaluation.shelf import available, shelf, take
 from quarl_tf.runtime import POLICIES
-from quarl_tf.spec import Quantization, Run
+from quarl_tf.spec import Run
 from quarl_tf.store.records import Evaluation, Protocol, Sidecar
 
 NAME = "CartPole-v1/dqn/int8"
@@ -63,8 +63,7 @@ def test_a_damaged_policy_is_refused_and_hides_no_other(models: Path) -> None:
 def test_what_a_network_earned_before_the_delay_does_not_count(models: Path) -> None:
     for folder in (models / "CartPole-v1/dqn").iterdir():
         sidecar = Sidecar.load(folder / "int8.json")
-        quantized = Quantization.from_mapping({"bits": 8, "delay": 1000})
-        run = replace(Run.from_dict(sidecar.run), quantization=quantized)
+        run = replace(Run.from_dict(sidecar.run), quantization=quantised(bits=8, delay=1000))
         replace(sidecar, run=run.to_dict(), run_id=run.run_id).save(folder / "int8.json")
     # The burst that crosses the delay ends in float.
     rows = "step,greedy_return\n1000,450.0\n1001,450.0\n2000,\n3000,300.0\n"

@@ -88,10 +88,7 @@ cells:
         (STUDY.replace("v1}", "v1, from: {}}"), "from needs sha256"),
         (STUDY.replace("v1}", "v1, from: {sha: a}}"), "did you mean sha256"),
         (STUDY.replace("v1}", "v1, from: {sha256: a, overrides: {stps: 9}}}"), "mean steps"),
-        (
-            STUDY.replace("v1}", "v1, seeds: [0, 1], from: {sha256: a}}"),
-            "one seed and no bits. Rec",
-        ),
+        (STUDY.replace("v1}", "v1, seeds: [0,1], from: {sha256: a}}"), "one seed and no bits. Rec"),
         (STUDY + "presets: none.yaml", "none.yaml"),
         ("[" * 3000, "recursion depth"),
         (STUDY.replace("}]", "}, {algo: ppo, env: CartPole-v1, remark: a}]"), "cell 2 says the"),
