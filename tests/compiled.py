@@ -13,24 +13,7 @@ from quarl_tf.runtime.policy import Policy
 
 STRICT = ("-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-O2")
 SANITIZED = (*STRICT, "-fsanitize=undefined,address", "-fno-sanitize-recover=all")
-
-#: For each observation the head, and the action as one number or more.
-_MAIN = """
-#include <stdio.h>
-#include "{stem}.h"
-static {type} observation[POLICY_OBSERVATION_SIZE];
-static {number} head[POLICY_HEAD_SIZE], action[POLICY_HEAD_SIZE];
-int main(void)
-{{
-    while (fread(observation, sizeof observation, 1, stdin) == 1) {{
-        policy_head(observation, head);
-        {act};
-        fwrite(head, sizeof head, 1, stdout);
-        fwrite(action, sizeof action, 1, stdout);
-    }}
-    return 0;
-}}
-"""
+SOURCES = Path(__file__).parent / "sources"
 
 
 def run(
@@ -54,11 +37,10 @@ def run(
     act = f"action[0] = ({number})policy_act(observation)"
     act = act if discrete else "policy_act(observation, action)"
     folder, kind = artifact.parent, "uint8_t" if bytes_ else number
-    text = _MAIN.format(stem=artifact.stem, type=kind, number=number, act=act)
-    (folder / "main.c").write_text(text)
-    names = ["main.c", f"{artifact.stem}.c", "-o", "program", "-lm"]
+    macros = f'-DHEADER="{artifact.stem}.h"', f"-DTYPE={kind}", f"-DNUMBER={number}", f"-DACT={act}"
+    names = [str(SOURCES / "main.c"), f"{artifact.stem}.c", "-I.", "-o", "program", "-lm"]
     compiler, *runner = board or ("gcc",)
-    subprocess.run([compiler, *flags, *names], cwd=folder, check=True)
+    subprocess.run([compiler, *flags, *macros, *names], cwd=folder, check=True)
     completed = subprocess.run(
         [*runner, folder / "program"],
         input=observations.astype(np.uint8 if bytes_ else dtype).tobytes(),

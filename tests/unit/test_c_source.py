@@ -215,9 +215,9 @@ def test_c_of_the_shelf_and_examples(tmp_path: Path, monkeypatch: Patch, capsys:
     lines = subprocess.check_output([shelf / "a"], input=observations.tobytes()).splitlines()
     actions, policy = [int(line.split()[0]) for line in lines], Policy.load(shelf / "int8.tflite")
     assert actions == [policy.act(observation) for observation in observations]
-    (tmp_path / "Arduino.h").write_text(_ARDUINO)
     subprocess.run(["gcc", "-c", "int8.c"], cwd=shelf, check=True)
-    words = ["g++", "-Wall", "-Werror", "-include", str(tmp_path / "Arduino.h"), f"-I{shelf}"]
+    header = compiled.SOURCES / "Arduino.h"
+    words = ["g++", "-Wall", "-Werror", "-include", str(header), f"-I{shelf}"]
     sketch = ("-x", "c++", str(ROOT / "examples/arduino/arduino.ino"), "-x", "none", "int8.o")
     subprocess.run([*words, "-o", "board", *sketch], cwd=shelf, check=True)
     # Lines that are no observation have no action, and shift no other.
@@ -228,25 +228,6 @@ def test_c_of_the_shelf_and_examples(tmp_path: Path, monkeypatch: Patch, capsys:
     expected = [str(actions[0]), "?", "?", str(actions[2]), "?", "?", str(actions[3])]
     assert [line.split()[0] for line in answers] == expected
 
-
-#: A board whose serial port is the standard input and output.
-_ARDUINO = """
-#include <stdio.h>
-static int waiting;
-struct {
-    void begin(long) {}
-    int available() { return waiting != EOF; }
-    int read() { int next = waiting; waiting = getchar(); return next; }
-    void print(int number) { printf("%d", number); }
-    void print(const char *text) { printf("%s", text); }
-    void println(unsigned long number) { printf("%lu\\n", number); }
-    void println(const char *text) { printf("%s\\n", text); }
-} static Serial;
-unsigned long micros() { return 0; }
-void setup();
-void loop();
-int main() { setup(); for (waiting = getchar(); waiting != EOF;) loop(); }
-"""
 
 LANDER = MODELS / "LunarLander-v3/ppo/s0/int8.tflite"
 

@@ -35,22 +35,6 @@ from quarl_tf.store.workspace import Workspace, evaluation_path
 
 RUN = "ppo-MountainCarContinuous-v0-s0"
 
-#: A function of browsers that the engine lacks.
-ATOB = """
-const atob = (text) =>
-  Array.from(Uint8Array.fromBase64(text), (byte) => String.fromCharCode(byte)).join("");
-"""
-COMPUTE = "(files, observations) => files.map((file) => observations.map(policy(file)))"
-STEP = """(env, cases) => cases.map(([state, action]) => {
-  const [next, reward, over] = TASKS[env].step(state, action);
-  return { next, reward, over, observation: TASKS[env].observe(next) };
-})"""
-PLAY = """({ env, policies, starts }) => policies.map((file) => starts.map(({ state }) => {
-  let game = { act: policy(file), state, total: 0, steps: 0, over: false };
-  while (!game.over) game = advance(TASKS[env], game);
-  return [game.total, game.steps];
-}))"""
-
 
 @pytest.fixture(autouse=True)
 def _no_figures(monkeypatch: Patch) -> None:
@@ -60,8 +44,8 @@ def _no_figures(monkeypatch: Patch) -> None:
 @pytest.fixture(scope="module")
 def engine() -> Iterator[MiniRacer]:
     with MiniRacer() as racer:  # Left open, it may keep the process from ending.
-        racer.eval(ATOB)
-        racer.eval((ROOT / "quarl_tf/report/templates/play.js").read_text())
+        for script in ("quarl_tf/report/templates/play.js", "tests/sources/play.js"):
+            racer.eval((ROOT / script).read_text())
         yield racer
 
 
@@ -78,7 +62,7 @@ def test_heads_and_actions(engine: MiniRacer, name: str, scheme: str) -> None:
     # With very wide bounds, an action is the head.
     wide = {"action_low": [-1e9] * heads.shape[1], "action_high": [1e9] * heads.shape[1]}
     files = [play.policy(content, variant) for variant in (sidecar, replace(sidecar, **wide))]
-    actions, computed = engine.call(f"({COMPUTE})", files, observations.tolist())
+    actions, computed = engine.call("computed", files, observations.tolist())
     margin = 0 if scheme == "int8" else 1e-6 * np.abs(heads).max()
     np.testing.assert_allclose(computed, heads, rtol=0, atol=margin)
     np.testing.assert_allclose(actions, [runtime.act(o) for o in observations], rtol=0, atol=1e-6)
@@ -125,7 +109,7 @@ def test_steps_are_the_environment_s(engine: MiniRacer, env_id: str, reach: list
         ]
     actions = [np.asarray(env.action_space.sample()).tolist() for _ in states]
     cases, overs = list(zip(states, actions, strict=True)), 0
-    for (state, action), result in zip(cases, engine.call(f"({STEP})", env_id, cases), strict=True):
+    for (state, action), result in zip(cases, engine.call("stepped", env_id, cases), strict=True):
         if env_id == "AirNav-v0":
             expected, mission = step_airnav(state, action), result["next"]
             result["next"] = [*mission["position"], *mission["velocity"], mission["heading"]]
@@ -143,13 +127,9 @@ def test_environments_have_their_limits(engine: MiniRacer) -> None:
     assert sorted(map(tuple, limits)) == specs
 
 
-def page_of(workspace: Workspace, run_id: str = RUN) -> str:
-    return pipeline.report([run_id], root=workspace.root, command="quarl report").read_text()
-
-
 def played(workspace: Workspace) -> Any:
     """Write a report; return the scene of its page."""
-    text = page_of(workspace)
+    text = pipeline.report([RUN], root=workspace.root, command="quarl report").read_text()
     match = re.search(r'<script type="application/json" id="played">(.*?)</script>', text)
     assert (match is not None) == ("function policy(" in text) == (">At play<" in text)
     return match and json.loads(match[1])
@@ -157,7 +137,7 @@ def played(workspace: Workspace) -> Any:
 
 def test_a_page_plays_the_evaluations(engine: MiniRacer, tmp_path: Path) -> None:
     workspace = samples.published(tmp_path, RUN)
-    returns = engine.call(f"({PLAY})", played(workspace))
+    returns = engine.call("played", played(workspace))
     for scheme, episodes in zip(("fp32", "int8"), returns, strict=True):
         evaluation = Evaluation.load(evaluation_path(workspace.artifact(RUN, scheme))).first(5)
         expected = list(zip(evaluation.returns, evaluation.lengths, strict=True))
@@ -178,7 +158,7 @@ def test_what_cannot_play_is_left_out(tmp_path: Path, monkeypatch: Patch) -> Non
 def test_other_environments_have_a_film(tmp_path: Path, shots: list[Any]) -> None:
     run = "ppo-LunarLander-v3-s0"
     workspace = samples.published(tmp_path, run)
-    text = page_of(workspace, run)
+    text = pipeline.report([run], root=tmp_path, command="quarl report").read_text()
     assert len(text) < page.LARGEST_PLAYING
     (content,) = re.findall(r'src="data:image/gif;base64,(.*?)"', text)
     film = Image.open(io.BytesIO(base64.b64decode(content)))
