@@ -60,10 +60,9 @@ def test_two_bits_by_hand(kind: str, values: list[float], expected: list[float])
 
 
 @pytest.mark.parametrize("bits", [2, 5, 8, 12])
-@pytest.mark.parametrize(
-    ("kind", "missing"), [("runtime", 0), ("symmetric", 1), ("paper", 0), ("floor", -1)]
-)
-def test_grids_have_as_many_values_as_codes(kind: str, bits: int, missing: int) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_grids_have_as_many_values_as_codes(kind: str, bits: int) -> None:
+    missing = {"symmetric": 1, "floor": -1}.get(kind, 0)
     grid = grid_between(np.float64(-0.7), np.float64(1), form(kind, bits))
     assert len(grid.values()) in (2**bits - missing, 2**bits - missing + (kind == "floor"))
     np.testing.assert_allclose(np.diff(grid.values()), grid.step)

@@ -146,6 +146,7 @@ def test_open_actions_are_in_half_ranges_around_the_middle() -> None:
 
 
 IMAGES = EnvSpec((20, 20, 2), "uint8", 3)
+CONVOLUTIONAL = Architecture((16,), (Convolution(4, 8, 4),))
 
 
 @pytest.mark.parametrize(
@@ -154,10 +155,7 @@ IMAGES = EnvSpec((20, 20, 2), "uint8", 3)
         (SPEC, Design(architecture((16, 16)), 3)),
         (SPEC, Design(architecture((16, 16)), 3, "tanh", 0.01, layer_norm=True)),
         (SPEC, Design(architecture((16, 16)), 3, dueling=True)),
-        (
-            IMAGES,
-            Design(Architecture((16,), (Convolution(4, 8, 4),)), 3, byte_zero=87, byte_unit=60),
-        ),
+        (IMAGES, Design(CONVOLUTIONAL, 3, byte_zero=87, byte_unit=60)),
     ],
 )
 def test_bfloat16_networks_have_a_twin_in_float32(spec: EnvSpec, design: Design) -> None:
@@ -193,22 +191,15 @@ def test_weights_of_another_network_are_refused() -> None:
     np.testing.assert_equal(networks.weights(network), before)
 
 
-def statistics(*batches: np.ndarray) -> RunningStatistics:
-    collected = RunningStatistics(SPEC)
-    for batch in batches:
-        collected.update(batch)
-    return collected
-
-
 @pytest.mark.parametrize(("offset", "tolerance"), [(0, 1e-9), (1e6, 1e-6)])  # Also far from zero.
 @given(sizes=st.lists(st.integers(1, 60), min_size=1, max_size=8), seed=st.integers(0, 2**16))
-def test_statistics_are_of_all_observations_however_they_came(
-    sizes: list[int], seed: int, offset: float, tolerance: float
-) -> None:
+def test_running_statistics(sizes: list[int], seed: int, offset: float, tolerance: float) -> None:
     random, shape = np.random.default_rng(seed), (sum(sizes), 3)
     observations = random.normal([0, -3, 100], [1, 0.02, 30], shape).astype(np.float32)
     observations += np.float32(offset)
-    collected = statistics(*np.split(observations, np.cumsum(sizes)[:-1]))
+    collected = RunningStatistics(SPEC)
+    for batch in np.split(observations, np.cumsum(sizes)[:-1]):
+        collected.update(batch)
     exact, variance = observations.astype(np.float64), collected.squares / collected.count
     assert collected.count == len(observations)
     np.testing.assert_allclose(collected.mean, exact.mean(axis=0), rtol=1e-9, atol=1e-9)
@@ -222,7 +213,9 @@ def test_normaliser_cuts_off_at_five_deviations() -> None:
     layer.inverse_deviation.assign([1.0, 0.5, 2.0])
     observation = np.array([[7.0, 11.0, 1.0], [-3.5, 3.0, -1e9]], np.float32)
     np.testing.assert_array_equal(layer(observation).numpy(), [[5.0, 4.5, -4.0], [-4.5, 0.5, -5.0]])
-    statistics(np.full((50, 3), 7, np.float32)).apply_to([network])
+    collected = RunningStatistics(SPEC)
+    collected.update(np.full((50, 3), 7, np.float32))
+    collected.apply_to([network])
     assert np.abs(layer(np.full((1, 3), 7.001, np.float32)).numpy()).max() < 0.11
 
 

@@ -103,10 +103,8 @@ def test_what_is_sampled_is_what_happened(
 ) -> None:
     # Capacity that is no multiple of the environments is rounded down to whole rows.
     capacity = rows * num_envs + num_envs - 1
-    original, restored = (
-        Replay(spec, capacity, num_envs, n_step=n_step, discount=0.5) for _ in range(2)
-    )
-    witness, random = Witness(num_envs, n_step, 0.5, original), np.random.default_rng(seed)
+    ring, twin = (Replay(spec, capacity, num_envs, n_step=n_step, discount=0.5) for _ in range(2))
+    witness, random = Witness(num_envs, n_step, 0.5, ring), np.random.default_rng(seed)
     played, reach = stream(spec, num_envs, random), spec.frame_stack - 1
     for part, count in enumerate(parts):
         if part:
@@ -114,17 +112,17 @@ def test_what_is_sampled_is_what_happened(
             played = stream(spec, num_envs, random)
         if part == 1:
             # A replay restored from a checkpoint, which is saved at a break, draws the same.
-            arrays = original.arrays()
+            arrays = ring.arrays()
             written = {len(array) for array in arrays.values() if array.ndim}
             assert written == {min(rows, len(witness.ticks))}
             assert spec is VECTORS or arrays["frames"].shape[1:] == (num_envs, 2, 3)
-            restored.restore({name: array.copy() for name, array in arrays.items()})
-            witness.replays.append(restored)
+            twin.restore({name: array.copy() for name, array in arrays.items()})
+            witness.replays.append(twin)
         for tick in itertools.islice(played, count):
             witness.add(*tick)
         # The oldest stacks of a full ring have overwritten frames.
         expected = witness.begun(rows - (reach if len(witness.ticks) > rows else 0))
-        assert len(original) == min(rows, len(witness.ticks)) * num_envs
+        assert len(ring) == min(rows, len(witness.ticks)) * num_envs
         if expected:  # Each of at most 75 is missed once in 10**13 draws of this size.
             assert witness.check(30 * len(expected), seed) == expected
 

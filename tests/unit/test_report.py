@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from samples import EVALUATION, RUN, SIDECAR, Patch, refused, returns_of, write_study
+from samples import EVALUATION, RUN, SIDECAR, Patch, quantised, refused, returns_of, write_study
 
 from quarl_tf import pipeline, presets, study
 from quarl_tf.cli import arguments, summary
@@ -26,7 +26,7 @@ from quarl_tf.report.drawing import _groups, draw
 from quarl_tf.report.page import dtypes, limits, number_text, percent, size
 from quarl_tf.report.results import Source, load_cell
 from quarl_tf.runtime import flatbuffer
-from quarl_tf.spec import GREEDY, Chance, Origin, Quantization, Run, Scheme
+from quarl_tf.spec import GREEDY, Chance, Origin, Run, Scheme
 from quarl_tf.spec.cell import Cell, Column
 from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.state import protocol
@@ -40,7 +40,7 @@ EPISODES = 30
 SEEDS = [replace(RUN, seed=seed) for seed in range(3)]
 SLOW = {"learning_rate": 0.01}
 LANDER = replace(RUN, env_id="LunarLander-v3")
-AWARE = replace(RUN, quantization=Quantization.from_mapping({"bits": 4, "delay": 25_000}))
+AWARE = replace(RUN, quantization=quantised(delay=25_000))
 SIZES = {"fp32": 272_480, "fp16": 138_240, "int8": 75_910, "int8_tensor": 272_480}
 #: Of the float file that holds a simulated scheme; it must not be seen anywhere.
 SIMULATED_SIZE = 271_828
@@ -581,8 +581,7 @@ def test_references_that_cells_share_have_curves_of_their_own(workspace: Workspa
     for overrides in ({}, SLOW):
         plain = add_run(workspace, replace(RUN, overrides=overrides))
         for bits in (4, 2):
-            quantization = Quantization.from_mapping({"bits": bits, "delay": 10})
-            aware = add_run(workspace, replace(plain, quantization=quantization))
+            aware = add_run(workspace, replace(plain, quantization=quantised(bits=bits)))
             cell = cell_of(fp32=[plain], **{f"qat_w{bits}a{bits}": [aware]})
             cells.append(load_cell(source, cell))
     assert len(_groups(cells)) == 6

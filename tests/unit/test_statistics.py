@@ -211,6 +211,10 @@ def test_pooled_intervals_are_no_narrower_than_episodes_allow() -> None:
     low, high = -2.25 - math.sqrt(81 + 144 + 64) / 3, -2.25 + math.sqrt(3 * 36) / 3
     assert limits(pooled.difference) == pytest.approx((-2.25, low, high))
     assert pooled.verdict == "inconclusive"
+    # Two alike trainings, whose episodes reach 20 to each side of 0 beside a margin of 2.
+    pooled = pooled_of((-0.01, -20.0, 20.0), (0.01, -20.0, 20.0))
+    assert pooled.verdict == "inconclusive"
+    assert pooled.more_needed == pytest.approx(100 - 2, abs=1)  # Half the width is 20 / sqrt(n).
 
 
 def test_trainings_that_all_agree_have_a_bound_and_no_interval() -> None:
@@ -263,13 +267,6 @@ def test_how_many_more_observations_decide() -> None:
         assert compare.compare(*few, None).more_needed is None
     pooled = compare.pool([comparison(d) for d in (-4.0, 0.0, 1.0)])
     assert pooled.more_needed == compare.more_needed(pooled, 3) > 3
-
-
-def test_episodes_that_vary_take_more_trainings() -> None:
-    # Two alike trainings, whose episodes reach 20 to each side of 0 beside a margin of 2.
-    pooled = pooled_of((-0.01, -20.0, 20.0), (0.01, -20.0, 20.0))
-    assert pooled.verdict == "inconclusive"
-    assert pooled.more_needed == pytest.approx(100 - 2, abs=1)  # Half the width is 20 / sqrt(n).
 
 
 def covers(difference: Interval, chance: float, mean: float) -> bool:
