@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 import pytest
-from samples import Patch, begun, built, refused, train
+from samples import Patch, begun, built, quantised, refused, train
 
 from quarl_tf import agents, networks, presets
 from quarl_tf.agents.distributions import Categorical
@@ -27,11 +27,7 @@ from quarl_tf.store.workspace import Workspace
 from quarl_tf.training import checkpoint, loop
 
 BITS = range(2, 9)
-schedule = partial(QatSchedule, delay=1)
-
-
-def aware(bits: int = 4, **options: Any) -> Quantization:
-    return Quantization.from_mapping({"bits": bits, "delay": 1, **options})
+schedule, aware = partial(QatSchedule, delay=1), partial(quantised, delay=1)
 
 
 class Quantized:
@@ -73,9 +69,7 @@ def activation(
     return Quantized(quantizer, (None, 5)).freeze(low, high)
 
 
-def of_kernel(
-    bits: int, kernel: np.ndarray, *, per_channel: bool = False, **options: Any
-) -> Quantized:
+def of_kernel(bits: int, kernel: Any, *, per_channel: bool = False, **options: Any) -> Quantized:
     form = TensorFormat(bits=bits, symmetric=True)
     quantizer = FakeQuantizer(form, schedule(**options), kernel=True, per_channel=per_channel)
     axes = tuple(range(kernel.ndim - 1)) if per_channel else None
@@ -121,13 +115,10 @@ KINDS = {"nearest": {}, "floor": {"rounding": "floor", "step": "paper"}}
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize(
-    ("low", "high"), [(-1.3, 2.9), (0, 0.007), (-600, 11), (2, 5), (-5, -2), (0, 0)]
-)
-def test_quantised_values_are_those_of_numpy_bit_for_bit_and_0_stays(
-    low: float, high: float, bits: int, kind: str
-) -> None:
+@pytest.mark.parametrize("ends", [(-1.3, 2.9), (0, 0.007), (-600, 11), (2, 5), (-5, -2), (0, 0)])
+def test_values_are_numpys_bit_for_bit(ends: Any, bits: int, kind: str) -> None:
     random, form = np.random.default_rng(0), TensorFormat(bits=bits, **KINDS[kind])
+    low, high = ends
     values = random.uniform(2 * min(low, 0), 2 * max(high, 0), (200, 5)).astype(np.float32)
     values[0] = 0
     quantized = activation(form, low, high)
@@ -254,7 +245,7 @@ CONVOLUTIONAL = {"byte_scaling": 7, "convolution_0": 5, "convolution_1": 5, "hid
     ],
 )
 def test_every_layers_output_has_its_width(name: str, widths: dict[str, int]) -> None:
-    outputs = layers_of(frozen(name, aware(5, edge_bits=7)), name)
+    outputs = layers_of(frozen(name, aware(bits=5, edge_bits=7)), name)
     counts = {layer: len(np.unique(values)) for layer, values in outputs.items()}
     assert counts.keys() == widths.keys()
     for layer, width in widths.items():
@@ -262,12 +253,12 @@ def test_every_layers_output_has_its_width(name: str, widths: dict[str, int]) ->
 
 
 def test_single_layers_may_have_bits_of_their_own() -> None:
-    network = frozen("tanh", aware(4, **{"hidden_0.bits": 2, "head.bits": 6}))
+    network = frozen("tanh", aware(bits=4, **{"hidden_0.bits": 2, "head.bits": 6}))
     counts = {k: len(np.unique(v)) for k, v in layers_of(network, "tanh").items()}
     assert counts["hidden_0_tanh"] <= 4 < counts["hidden_1_tanh"] <= 16 < counts["head"] <= 64
     kernels = [layer.quantizers.get("kernel") for layer in qat.quantized_layers(network)]
     assert [kernel.form.bits for kernel in kernels if kernel is not None] == [2, 4, 6]
-    misspelt = watching(aware(4, **{"hiden_0.bits": 2}))
+    misspelt = watching(aware(bits=4, **{"hiden_0.bits": 2}))
     assert "did you mean hidden_0" in refused(misspelt, FACTORIES["tanh"](), code=2)
 
 
@@ -305,7 +296,7 @@ def test_every_way_of_computing_a_network_is_the_same(name: str, options: dict[s
 
 def test_training_at_two_bits_beats_rounding_to_them() -> None:
     observations = observations_of("relu")
-    network, expected = frozen("relu", aware(2)), FACTORIES["relu"]()(observations)
+    network, expected = frozen("relu", aware(bits=2)), FACTORIES["relu"]()(observations)
     network.compile(keras.optimizers.Adam(0.01), "mse")
     losses = network.fit(observations, expected, 300, epochs=50, verbose=0).history["loss"]
     assert losses[-1] < 0.5 * losses[0]  # The first is that of rounding alone.
@@ -314,7 +305,7 @@ def test_training_at_two_bits_beats_rounding_to_them() -> None:
 def test_a_following_range_grows_with_the_next_freeze() -> None:
     far = 100 * observations_of("relu")
     for ranges in ("following", "extremes"):
-        network = frozen("relu", aware(8, ranges=ranges))
+        network = frozen("relu", aware(bits=8, ranges=ranges))
         before, values = qat.head_step(network), network(far, training=True).numpy()
         assert qat.head_step(network) == before
         qat.freeze(network)
@@ -341,7 +332,7 @@ def test_agents_of_images_learn_kernels_and_biases_alone_once_quantised(precisio
     spec, random = EnvSpec((36, 36, 2), "uint8", 3), np.random.default_rng(0)
     frames = random.integers(0, 256, (9, 2, 36, 36, 2), dtype=np.uint8)
     rewards = random.normal(size=(8, 2)).astype(np.float32)
-    agent = agents.build("ppo", spec, preset, 0, watching(aware(3)))
+    agent = agents.build("ppo", spec, preset, 0, watching(aware(bits=3)))
 
     def learn() -> dict[str, np.ndarray]:
         nowhere, everywhere = np.zeros(2, np.bool_), np.ones(2, np.bool_)
@@ -381,8 +372,8 @@ PLAIN = {
 
 
 def at_delay(run: Run, **options: Any) -> Run:
-    values = {"bits": 4, "delay": DELAY, "ranges": "moving_average", **options}
-    return replace(run, quantization=Quantization.from_mapping(values))
+    values = {"delay": DELAY, "ranges": "moving_average", **options}
+    return replace(run, quantization=quantised(**values))
 
 
 RUNS = {name: at_delay(run, learned_steps=run.algo == "a2c") for name, run in PLAIN.items()}

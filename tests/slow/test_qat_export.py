@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from samples import Patch, built, heads, observed, refused, settle, write_training
+from samples import Patch, built, heads, observed, quantised, refused, settle, write_training
 
 from quarl_tf import networks, pipeline
 from quarl_tf.export.graph import Graph
 from quarl_tf.quantization import qat, watching
 from quarl_tf.runtime import flatbuffer
-from quarl_tf.spec import Quantization, Run
+from quarl_tf.spec import Run
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import Workspace, sidecar_path
 
@@ -43,8 +43,7 @@ class Bench:
 
     def run(self, kind: str, bits: int, **options: Any) -> tuple[Run, Any]:
         """Write a finished quantisation-aware training; return it and its network."""
-        quantization = Quantization.from_mapping({"bits": bits, "delay": 1, **options})
-        run = replace(KINDS[kind], quantization=quantization)
+        run = replace(KINDS[kind], quantization=quantised(bits=bits, delay=1, **options))
         network, observations = built(run), self.observations(run.env_id)
         settle(network, observations, run.seed)
         network = watching(run.quantization)(network)
@@ -99,9 +98,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
         ("images", 3, {"learned_steps": True}),
     ],
 )
-def test_simulated_flatbuffers_are_the_network_at_every_width(
-    bench: Bench, kind: str, bits: int, options: dict[str, Any]
-) -> None:
+def test_simulated_files_are_the_network(bench: Bench, kind: str, bits: int, options: Any) -> None:
     scheme = f"qat_w{bits}a{bits}"
     path = bench.compared(kind, scheme, bits, **options)
     sidecar, paper = Sidecar.load(sidecar_path(path)), "rule" in options
@@ -124,9 +121,7 @@ def test_simulated_flatbuffers_are_the_network_at_every_width(
         *((kind, {"per_channel": False}) for kind in ("values", "images")),
     ],
 )
-def test_int8_flatbuffers_are_the_network_at_eight_bits(
-    bench: Bench, kind: str, options: dict[str, Any]
-) -> None:
+def test_int8_flatbuffers_are_the_network(bench: Bench, kind: str, options: Any) -> None:
     path = bench.compared(kind, "qat_int8", 8, **options)
     audit = flatbuffer.audit(path)
     layers = [op for op in audit.operators if op.startswith(("FULLY_CONNECTED", "CONV_2D"))]
@@ -150,24 +145,17 @@ def test_int8_flatbuffers_are_the_network_at_eight_bits(
         assert audit.weight_dtypes.get("float32", 0) <= 10
 
 
-def refusal(bench: Bench, run: Run, scheme: str, code: int | None = None) -> str:
-    message = refused(bench.export, run, scheme, code=code)
-    assert not bench.workspace.artifact(run.run_id, scheme).exists()
-    return message
-
-
 def test_impossible_schemes_are_refused(bench: Bench) -> None:
     run, _ = bench.run("values", 4)
     for scheme in ("fp32", "int8", "ptq_w4", "qat_w5a5", "qat_int8"):
-        message = refusal(bench, run, scheme, 2)
+        message = refused(bench.export, run, scheme, code=2)
+        assert not bench.workspace.artifact(run.run_id, scheme).exists()
         assert f"{run.run_id} can be exported as qat_int4, qat_w4a4. " in message
         assert message.endswith(f"Received: scheme={scheme!r}")
 
 
 @pytest.mark.parametrize(("scheme", "bits"), [("qat_w6a6", 6), ("qat_int8", 8)])
-def test_one_wrong_value_of_the_head_is_refused(
-    bench: Bench, scheme: str, bits: int, monkeypatch: Patch
-) -> None:
+def test_a_wrong_head_is_refused(bench: Bench, scheme: str, bits: int, monkeypatch: Patch) -> None:
     run, _ = bench.run("values", bits)
     exported = qat.exported
 
@@ -177,8 +165,10 @@ def test_one_wrong_value_of_the_head_is_refused(
         return exported(network, rounded=rounded)
 
     monkeypatch.setattr(qat, "exported", broken)
-    bench.workspace.artifact(run.run_id, scheme).unlink(missing_ok=True)
-    assert f"{scheme} flatbuffer does not compute" in refusal(bench, run, scheme)
+    artifact = bench.workspace.artifact(run.run_id, scheme)
+    artifact.unlink(missing_ok=True)
+    assert f"{scheme} flatbuffer does not compute" in refused(bench.export, run, scheme)
+    assert not artifact.exists()
 
 
 def test_weights_between_two_codes_are_exported(bench: Bench) -> None:
@@ -205,9 +195,7 @@ def test_weights_between_two_codes_are_exported(bench: Bench) -> None:
         ("values", 4, {"per_channel": True}),
     ],
 )
-def test_int4_computes_what_the_simulated_flatbuffer_does(
-    kind: str, bits: int, options: dict[str, Any], bench: Bench
-) -> None:
+def test_int4_computes_what_is_simulated(kind: str, bits: int, options: Any, bench: Bench) -> None:
     run, network = bench.run(kind, bits, **options)
     simulated = f"qat_w{bits}a{bits}"
     heads, expected = bench.heads(run, "qat_int4"), bench.heads(run, simulated)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import samples
 from samples import Capsys, Patch, begun, printed, products, refusal, refused, train, uncut_and_cut
 
 from quarl_tf import agents, environments, networks, pipeline, presets
@@ -33,11 +34,8 @@ _DQN_IMAGES = {**_IMAGES, "batch_size": 4, "gradient_steps": 1, "buffer_size": 1
 _PPO_IMAGES = {**_IMAGES, "minibatch_size": 16, "epochs": 1, "precision": "bfloat16"}
 
 
-def aware(delay: int, **options: Any) -> Quantization:
-    return Quantization.from_mapping({"bits": 4, "delay": delay, **options})
-
-
 _FEW_BITS = presets.quantization("dqn", {"bits": 4, "delay": 100})
+_STEPS, _LATE = samples.quantised(learned_steps=True), samples.quantised(delay=350)
 
 #: Algorithm, environment, changes of the preset of another environment, and quantisation; the
 #: checkpoint that is resumed lies behind a delay of 100, before one of 350.
@@ -46,13 +44,13 @@ KINDS: dict[str, tuple[str, str, dict[str, Any], str, Quantization | None]] = {
     "dqn of images at 4 bits": ("dqn", BREAKOUT, {**_DQN, **_DQN_IMAGES}, BREAKOUT, _FEW_BITS),
     "dqn of a task that rises": ("dqn", "AirNav-v0", _DQN, "AirNav-v0", None),
     "ppo of images": ("ppo", BREAKOUT, {**_PPO, **_PPO_IMAGES}, BREAKOUT, None),
-    "a2c at 4 bits": ("a2c", "CartPole-v1", _A2C, "CartPole-v1", aware(350)),
+    "a2c at 4 bits": ("a2c", "CartPole-v1", _A2C, "CartPole-v1", _LATE),
     "pqn at 4 bits": ("pqn", "CartPole-v1", _PPO, "CartPole-v1", _FEW_BITS),
     "pqn of images": ("pqn", BREAKOUT, {**_PPO, **_PPO_IMAGES}, BREAKOUT, None),
     "continuous ppo": ("ppo", "Pendulum-v1", _PPO, "CartPole-v1", None),
-    "learned steps": ("ppo", "CartPole-v1", _PPO, "CartPole-v1", aware(100, learned_steps=True)),
+    "learned steps": ("ppo", "CartPole-v1", _PPO, "CartPole-v1", _STEPS),
     "ddpg": ("ddpg", "Pendulum-v1", _DDPG, "MountainCarContinuous-v0", None),
-    "ddpg at 4 bits": ("ddpg", "Pendulum-v1", _OFF_POLICY, "MountainCarContinuous-v0", aware(350)),
+    "ddpg at 4 bits": ("ddpg", "Pendulum-v1", _OFF_POLICY, "MountainCarContinuous-v0", _LATE),
 }
 
 
@@ -187,9 +185,7 @@ def test_what_a_training_is_held_to_is_saved_with_it(tmp_path: Path, capsys: Cap
     assert "12 steps left, of which learning_starts=64" in message
 
 
-def test_what_cannot_be_saved_or_gone_on_from_is_one_line(
-    tmp_path: Path, capsys: Capsys, monkeypatch: Patch
-) -> None:
+def test_what_cannot_go_on_is_one_line(tmp_path: Path, capsys: Capsys, monkeypatch: Patch) -> None:
     run, file = RUNS["ppo"], tmp_path / "saved.npz"
     saved(run, tmp_path, file)
     capsys.readouterr()

@@ -22,7 +22,7 @@ from quarl_tf.foundation.files import locked
 from quarl_tf.foundation.seeding import environment_seed
 from quarl_tf.networks import inference
 from quarl_tf.quantization import quantizing
-from quarl_tf.spec import Quantization, Run
+from quarl_tf.spec import Run
 from quarl_tf.store.records import Sidecar, TrainingRecord
 from quarl_tf.store.state import finished_training, require_origin, starting_from
 from quarl_tf.store.workspace import Workspace
@@ -142,9 +142,7 @@ def test_checkpoints_of_others_are_kept(cut_off: Workspace) -> None:
     assert newest.read_bytes() == content
 
 
-def test_a_resumed_training_names_all_commits_and_processors(
-    cut_off: Workspace, trained: Workspace, monkeypatch: Patch
-) -> None:
+def test_all_commits_are_named(cut_off: Workspace, trained: Workspace, monkeypatch: Patch) -> None:
     monkeypatch.setattr(loop.provenance, "source_commit", lambda: "fedcba987654")
     monkeypatch.setattr(loop.provenance, "processor", lambda: "Beta with asimd")
     record = train(cut_off, TINY)
@@ -161,9 +159,7 @@ def test_a_run_that_another_process_trains_is_refused(tmp_path: Path) -> None:
     assert "A Run is trained" in refused(pipeline.train, TINY.run_id, root=tmp_path, code=2)
 
 
-def test_full_disk_is_one_line_and_training_goes_on_later(
-    trained: Workspace, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_full_disk_is_one_line(trained: Workspace, tmp_path: Path, monkeypatch: Patch) -> None:
     workspace = Workspace(tmp_path)
     folder, fsync = workspace.run_dir(TINY.run_id), os.fsync
     (folder / "checkpoints").mkdir(parents=True)  # Half written, without a checkpoint.
@@ -202,9 +198,7 @@ def test_changed_network_is_refused(copy: Workspace, name: str) -> None:
 
 @pytest.mark.parametrize("progress", ["cut_off", "copy"])
 @pytest.mark.parametrize("change", ["seed", "discount"])
-def test_the_folder_of_another_run_is_refused(
-    progress: str, change: str, request: pytest.FixtureRequest
-) -> None:
+def test_the_folder_of_another_run_is_refused(progress: str, change: str, request: Any) -> None:
     workspace: Workspace = request.getfixturevalue(progress)
     other, words = replace(TINY, seed=1), f"Received: {TINY.run_id!r}"
     if change == "discount":
@@ -243,9 +237,7 @@ def test_only_states_of_the_episodes_count_for_the_action_variance(tmp_path: Pat
     assert sum(map(len, state._variances)) == sum(lengths)
 
 
-def require_start(
-    workspace: Workspace, run: Run, weights: networks.Weights, tolerance: float = 0.0
-) -> None:
+def require_start(workspace: Workspace, run: Run, weights: Any, tolerance: float = 0.0) -> None:
     state = begun(workspace.root / "unused", run)
     state.start_from(workspace, run.origin)
     for name, values in weights.items():
@@ -254,9 +246,8 @@ def require_start(
 
 
 def test_a_training_from_another_starts_there_and_is_compared_with_it(copy: Workspace) -> None:
-    quantization = Quantization.from_mapping({"bits": 4, "delay": 450})
-    preset = samples.preset(TINY)
-    run = starting_from(copy, TINY.run_id, replace(TINY, quantization=quantization), preset)
+    run = replace(TINY, quantization=samples.quantised(delay=450))
+    run = starting_from(copy, TINY.run_id, run, samples.preset(TINY))
     require_start(copy, run, networks.load_weights(copy.run_dir(TINY.run_id) / "network.npz"))
     train(copy, run)
     pipeline.export(TINY.run_id, ["fp32"], root=copy.root)  # Its reference is what it started from.
@@ -300,7 +291,7 @@ def test_a_start_that_does_not_fit_is_one_line(trained: Workspace, capsys: Capsy
 
 def test_what_is_chosen_by_is_the_network_as_exported(tmp_path: Path, monkeypatch: Patch) -> None:
     overrides = {"network": "li", "precision": "bfloat16", "evaluation_episodes": 1}
-    quantization = Quantization.from_mapping({"bits": 3, "delay": 1})
+    quantization = samples.quantised(bits=3, delay=1)
     run = Run("ppo", "PongNoFrameskip-v4", 0, overrides, quantization)
     state = begun(tmp_path, run)
     frames = np.random.default_rng(0).integers(0, 256, (200, 84, 84, 4), np.uint8)
