@@ -10,11 +10,11 @@ from quarl_tf.foundation.files import write_text
 
 _TITLE = """# Policies
 
-Of each task, algorithm and scheme the run that did best on selection seeds. Mean returns of greedy
-actions over so many episodes, and of the fp32 of the same run in these episodes; errors in percent
-of that. Verdicts are of this one run; those over several trainings, with intervals, stand in the
-reports. Files that are not kept have their size in brackets; their command makes them again, a
-training in another folder, DIR.
+Of each task, algorithm and scheme the run that did best on selection seeds, of those whose file is
+kept, if any. Mean returns of greedy actions over so many episodes, and of the fp32 of the same run
+in these episodes; errors in percent of that. Verdicts are of this one run; those over several
+trainings, with intervals, stand in the reports. Files that are not kept have their size in
+brackets; their command makes them again, a training in another folder, DIR.
 
 |task|algorithm|scheme|run|episodes|return|fp32|error|verdict|kB|sha256|command|
 |---|---|---|---|--:|--:|--:|--:|---|--:|---|---|

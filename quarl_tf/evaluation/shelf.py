@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 from shlex import quote
 from statistics import fmean
-from typing import Self
+from typing import Any, Self
 
 from quarl_tf.evaluation.compare import Comparison, compare
 from quarl_tf.foundation.errors import QuarlError, UsageError, unknown
@@ -151,9 +151,9 @@ def _trained_by(run: Run, scheme: str) -> str:
 
 
 def entries(models: Path, name: str = _ANY) -> list[Entry]:
-    """Return the policies of a folder by name, the best on selection seeds first.
+    """Return the policies of a folder by name, first those that are kept, the best of them first.
 
-    A QuarlError where a sidecar is damaged.
+    That is the one of the best selection return. A QuarlError where a sidecar is damaged.
     """
     *folders, scheme = name.split("/")
     policies = [
@@ -162,7 +162,11 @@ def entries(models: Path, name: str = _ANY) -> list[Entry]:
         if not path.name.endswith(".eval.json") and has_sidecar(path)
     ]
     ranks = {entry.artifact.parent: _selection_returns(entry) for entry in policies}
-    best_first = sorted(policies, key=lambda entry: ranks[entry.artifact.parent], reverse=True)
+
+    def key(entry: Entry) -> Any:
+        return entry.artifact.exists(), ranks[entry.artifact.parent]
+
+    best_first = sorted(policies, key=key, reverse=True)
     return sorted(best_first, key=lambda entry: entry.name)
 
 
@@ -171,7 +175,7 @@ def _name(artifact: Path) -> str:
 
 
 def shelf(models: Path, name: str = _ANY) -> list[Entry]:
-    """Return one policy for each task, algorithm and scheme: the best on selection seeds."""
+    """Return one policy for each task, algorithm and scheme: the first of its `entries`."""
     groups = groupby(entries(models, name), key=lambda entry: entry.name)
     return [next(group) for _, group in groups]
 
