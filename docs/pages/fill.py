@@ -10,7 +10,7 @@ import yaml
 from case_studies import deployment, half_the_bits
 from cells import adopted, every_cell, few_bits, int8, over_all
 from papers import papers, trade_offs
-from records import ROOT, report
+from records import DASH, ROOT, report, table
 
 from quarl_tf.foundation.files import write_text
 from quarl_tf.report.page import number_text, percent, size, templates
@@ -29,10 +29,7 @@ _SOLVING = ROOT / "benchmarks/solving.yaml"
 
 
 def _results() -> str:
-    lines = [
-        "| scheme | trainings | return | reward error | difference | verdict | size | one action |",
-        "|---|--:|--:|--:|--:|---|--:|--:|",
-    ]
+    lines = []
     for name, scheme in _ROWS:
         rows = report(name)["pooled"]
         row = next(row for row in rows if (row["cell"], row["scheme"]) == (_CELL, scheme))
@@ -43,12 +40,13 @@ def _results() -> str:
             *(f"`{scheme}`", str(row["runs"]), number_text(row["return_mean"])),
             percent(row["reward_error_percent"]),
             f"{number_text(row['difference_mean'])}{interval}",
-            judged(row | {"difference": {"alike": row["difference_alike"]}}),
             size(row["size_bytes"]) if native else "simulated",
             number_text(row["latency_median_us"], " µs") if native else "simulated",
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        verdict = judged(row | {"difference": {"alike": row["difference_alike"]}})
+        lines.append([cells[0], verdict, *cells[1:]])
+    header = ["scheme", "verdict", "trainings", "return", "reward error", "difference", "size"]
+    return table([*header, "one action"], lines, 6)
 
 
 def _speed() -> str:
@@ -58,15 +56,13 @@ def _speed() -> str:
             cells = [cell.strip() for cell in line.split("|")[1:-1]]
             if len(cells) == 8 and cells[0].endswith(tasks):
                 ratios.setdefault((cells[0], cells[1]), {})[cells[2]] = cells[4]
+    solved = _seconds_to_solve()
     lines = [
-        "| training | steps/s | over Stable-Baselines3 | over SBX | seconds to solve |",
-        "|---|--:|--:|--:|--:|",
+        [*words, peers["sb3"], peers.get("sbx", DASH), solved.get(words[0], DASH)]
+        for words, peers in ratios.items()
     ]
-    solved, missing = _seconds_to_solve(), number_text(None)
-    for words, peers in ratios.items():
-        cells = *words, peers["sb3"], peers.get("sbx", missing), solved.get(words[0], missing)
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    header = ["training", "steps/s", "over Stable-Baselines3", "over SBX", "seconds to solve"]
+    return table(header, lines, 4)
 
 
 def _seconds_to_solve() -> dict[str, str]:
