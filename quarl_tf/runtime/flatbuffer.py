@@ -156,7 +156,7 @@ def weights(source: Path | bytes) -> dict[str, NDArray[np.float32]]:
     for graph in parsed(source):
         origins = dequantized(graph)
         used = (i for op in graph.operators if op.name != "DEQUANTIZE" for i in op.inputs)
-        for index in (origins.get(i, i) for i in used):
+        for index in dict.fromkeys(origins.get(i, i) for i in used):
             tensor = graph.tensors[index]
             if tensor.data is not None and len(tensor.shape) > 1 and tensor.dtype in _DECODABLE:
                 # Names are optional, and may be those of others.

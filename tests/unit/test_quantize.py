@@ -121,6 +121,16 @@ def test_layers_of_one_kernel_have_the_same_bits() -> None:
     assert sorted(counts)[:2] == [4, 4] < sorted(counts)[2:]
 
 
+def test_weights_of_one_name_count_each_and_shared_ones_once(content: bytes) -> None:
+    graph = Graph(content)
+    layers = list(graph.layers().values())
+    for layer in layers:
+        graph.tensors[layer.inputs[1]].name = b"kernel"
+    assert len(flatbuffer.weights(graph.pack())) == len(layers) == 3
+    layers[1].inputs[1] = layers[0].inputs[1]
+    assert len(flatbuffer.weights(graph.pack())) == 2
+
+
 def test_halves_are_widened(artifacts: Artifacts) -> None:
     half = artifacts["fp16"].read_bytes()
     full = in_float32(half)
