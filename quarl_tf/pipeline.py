@@ -93,15 +93,16 @@ def export(
 ) -> list[Path]:
     """Export a trained or adopted run into its folder of `tflite_models/`, one flatbuffer a scheme.
 
-    `schemes` are by default the usual ones of such a training. Returns the flatbuffers in their
-    order. `update` is called with the schemes done, all schemes, and the next.
+    `schemes` are by default the usual ones of such a training; without it, as in a clone, they are
+    made of the float flatbuffer that is there. Returns the flatbuffers in their order. `update` is
+    called with the schemes done, all schemes, and the next.
 
     Raises:
         UsageError: `schemes` is empty or a single text.
         QuarlError: The run is not trained, or a scheme is not for such a training. Or the outputs
             of a flatbuffer differ from those of its network; the other schemes are written.
     """
-    from quarl_tf.store.state import copy_curve, known_run, not_exported
+    from quarl_tf.store.state import copy_curve, is_begun, known_run, not_exported
 
     workspace = Workspace(Path(root))
     kinds.NAME.require("run_id", run_id)
@@ -112,14 +113,14 @@ def export(
     copy_curve(workspace, run_id)
     if missing:
         write: Callable[[Scheme], None]
-        if run.adopted:
-            from quarl_tf.export import adopt
-
-            write = partial(adopt.export, workspace, run)
-        else:
+        if is_begun(workspace, run_id):
             from quarl_tf.export.convert import TrainedNetwork
 
             write = TrainedNetwork(workspace, run).export
+        else:
+            from quarl_tf.export import ptq
+
+            write = partial(ptq.export, workspace, run)
         failures = []
         for done, name in enumerate(missing):
             update(done, len(missing), name)

@@ -119,12 +119,16 @@ def _run(args: Namespace) -> None:
     names_layers = any(Scheme.parse(scheme).single_layers for scheme in schemes)
     if names_layers and not state.is_trained(workspace, run.run_id):
         _check_network(run, preset, schemes)
-    _train_one(args, run, preset)
+    if state.is_kept(workspace, run, preset):
+        folder = workspace.artifact_dir(run.run_id)
+        _say(f"kept      {folder}  (trained elsewhere; --root DIR trains it anew)")
+    else:
+        _train_one(args, run, preset)
     if args.dry_run:
         find = partial(state.state, episodes=args.episodes, chance=args.chance, current=True)
         statuses = {workspace.artifact(run.run_id, s): find(workspace, run, s) for s in schemes}
         for path, status in statuses.items():
-            if status.sidecar is None or not path.exists():
+            if status.sidecar is None or not (path.exists() or _stands(args, run, path)):
                 _say(f"export   {path}")
         for path, status in statuses.items():
             if status.evaluation is None:
@@ -196,10 +200,7 @@ def _export_c(args: Namespace, schemes: Sequence[str] | None) -> None:
         if schemes is None:
             run = state.exported_run(workspace, args.run) or state.known_run(workspace, args.run)
             schemes = ["int8" if run.quantization is None else "qat_int8"]
-        artifacts = [workspace.artifact(args.run, scheme) for scheme in schemes]
-        # In a clone, without its training, C is made of the files that are there.
-        if state.is_begun(workspace, args.run) or not all(path.exists() for path in artifacts):
-            _export_all(args, args.run, schemes)
+        artifacts = _export_all(args, args.run, schemes)
     for path in artifacts:
         size = c_source.write(path, fixed=args.no_float)
         _say(f"wrote     {path.with_suffix('.c')}  ({size})")
@@ -548,7 +549,7 @@ def _requested_run(args: Namespace) -> tuple[Run, Preset]:
     run = Run(algo, env_id, args.seed, overrides, quantization, args.modules, presets_file)
     if args.origin is not None:
         run = pipeline.with_origin(args.workspace, args.origin, run, preset)
-    state.require_trainable(args.workspace, run, preset)
+    state.require_possible_settings(run, preset)
     return run, preset
 
 
@@ -634,6 +635,7 @@ def _schemes(args: Namespace, run: Run | None = None, *, reference: bool = False
 
 def _train_one(args: Namespace, run: Run, preset: Preset) -> None:
     workspace = args.workspace
+    state.require_trainable(workspace, run, preset)
     if args.dry_run:
         if state.finished_training(workspace, run, preset) is None:
             _check_network(run, preset)
@@ -656,27 +658,43 @@ def _train_one(args: Namespace, run: Run, preset: Preset) -> None:
         )
 
 
-def _export_all(args: Namespace, run_id: str, schemes: Sequence[str] | None) -> None:
+def _export_all(args: Namespace, run_id: str, schemes: Sequence[str] | None) -> list[Path]:
     with progress_bar(f"export {run_id}") as update:
         artifacts = pipeline.export(run_id, schemes, root=args.workspace.root, update=update)
     _say(f"exported  {artifacts[0].parent}  ({', '.join(path.stem for path in artifacts)})")
+    return artifacts
 
 
 def _export_and_evaluate(args: Namespace, run: Run, schemes: Sequence[str]) -> list[Path]:
     """Export and evaluate; a scheme that cannot be exported fails after the others' evaluation."""
     artifacts = [args.workspace.artifact(run.run_id, scheme) for scheme in schemes]
+    standing = [path for path in artifacts if _stands(args, run, path)]
+    needed = [path.stem for path in artifacts if path not in standing]
     try:
-        _export_all(args, run.run_id, schemes)
+        if needed:
+            _export_all(args, run.run_id, needed)
     except QuarlError:
-        failed = state.not_exported(args.workspace, run, schemes)
-        _evaluate_all(args, [path for path in artifacts if path.stem not in failed])
+        failed = state.not_exported(args.workspace, run, needed)
+        _evaluate_all(args, [path for path in artifacts if path.stem not in failed], standing)
         raise
-    _evaluate_all(args, artifacts)
+    _evaluate_all(args, artifacts, standing)
     return artifacts
 
 
-def _evaluate_all(args: Namespace, artifacts: Sequence[Path]) -> None:
-    for path in artifacts:
+def _stands(args: Namespace, run: Run, artifact: Path) -> bool:
+    """Tell whether a result is all there is: without its training, its file need not be kept."""
+    if artifact.exists() or run.adopted or state.is_begun(args.workspace, run.run_id):
+        return False
+    status = state.state(
+        args.workspace, run, artifact.stem, chance=args.chance, episodes=args.episodes
+    )
+    return status.evaluation is not None
+
+
+def _evaluate_all(
+    args: Namespace, artifacts: Sequence[Path], standing: Sequence[Path] = ()
+) -> None:
+    for path in (path for path in artifacts if path not in standing):
         with progress_bar(f"evaluate {path.stem}") as update:
             pipeline.evaluate(path, args.episodes, chance=args.chance, update=update)
     for folder in dict.fromkeys(path.parent for path in artifacts):

@@ -27,7 +27,7 @@ from quarl_tf import environments
 from quarl_tf.environments import EnvSpec
 from quarl_tf.export import calibration
 from quarl_tf.export.graph import in_float32
-from quarl_tf.export.ptq import described, quantize
+from quarl_tf.export.ptq import described
 from quarl_tf.foundation import native_output
 from quarl_tf.foundation.errors import QuarlError, UsageError, one_line, require_known
 from quarl_tf.foundation.files import read_bytes, read_json, sha256
@@ -194,18 +194,6 @@ def _described_run(run: Run, spec: EnvSpec, facts: dict[str, Any]) -> Sidecar:
         **spec.facts,
         **facts,
     )
-
-
-def export(workspace: Workspace, run: Run, scheme: Scheme) -> None:
-    """Quantise an adopted run's flatbuffer; a QuarlError where that is missing or changed."""
-    source = workspace.artifact(run.run_id, REFERENCE)
-    if scheme.name == REFERENCE:
-        raise QuarlError(
-            f"The {REFERENCE} of an adopted run is the file it was adopted from; adopt it "
-            f"again ({workspace.command(run.command('adopt'))}). "
-            f"Received: {source} missing or changed"
-        )
-    quantize(source, scheme)
 
 
 def _require_interface(audit: FlatbufferAudit, spec: EnvSpec, env_id: str) -> None:

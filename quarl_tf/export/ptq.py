@@ -25,10 +25,11 @@ from quarl_tf.foundation.files import require_writable, sha256, write_bytes
 from quarl_tf.quantization.grid import Array, fake_quantize
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import INT8_SCHEMES, REFERENCE, Scheme, TensorFormat, actions
+from quarl_tf.spec import INT8_SCHEMES, REFERENCE, Run, Scheme, TensorFormat, actions
 from quarl_tf.spec.actions import Choices
 from quarl_tf.store.records import Sidecar
-from quarl_tf.store.workspace import has_sidecar, sidecar_path, write_artifact
+from quarl_tf.store.state import float_files, no_training
+from quarl_tf.store.workspace import Workspace, has_sidecar, sidecar_path, write_artifact
 
 _SOURCES = (REFERENCE, "fp16")  #: Schemes that others are made from.
 
@@ -206,6 +207,24 @@ def quantize(source: Path, scheme: Scheme, recorded: Path | None = None) -> Path
         return target
     write_artifact(target, copy, replace(copy_sidecar, check=made_from | copy_sidecar.check))
     return target
+
+
+def export(workspace: Workspace, run: Run, scheme: Scheme) -> None:
+    """Make a scheme of a run whose training is not here, of its float flatbuffer.
+
+    A QuarlError where there is none, or the scheme needs the training.
+    """
+    sources = float_files(workspace, run.run_id)
+    if sources and scheme.post_training:
+        quantize(sources[0], scheme)
+        return
+    if not run.adopted:
+        raise no_training(workspace, run.run_id)
+    raise QuarlError(
+        f"The {REFERENCE} of an adopted run is the file it was adopted from; adopt it "
+        f"again ({workspace.command(run.command('adopt'))}). "
+        f"Received: {workspace.artifact(run.run_id, REFERENCE)} missing or changed"
+    )
 
 
 def _other_file(path: Path, scheme: Scheme, received: str) -> UsageError:

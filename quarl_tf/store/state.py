@@ -226,6 +226,11 @@ def training_record(workspace: Workspace, run_id: str) -> TrainingRecord:
         record = TrainingRecord.load(folder / "training.json")
         require_same_run(folder, record.run_id)
         return record
+    raise no_training(workspace, run_id)
+
+
+def no_training(workspace: Workspace, run_id: str) -> QuarlError:
+    """Return the error on a run whose finished training is not here."""
     reason, remedy = "does not exist", "train it first (quarl train --algo … --env … --seed …)"
     if run_id.startswith(f"{ADOPTED}-"):
         reason = "is not here"
@@ -235,7 +240,7 @@ def training_record(workspace: Workspace, run_id: str) -> TrainingRecord:
     elif (run := exported_run(workspace, run_id)) is not None:
         reason = "is not here, only what was exported of it"
         remedy = f"train it first ({run.command('train')} --root DIR)"
-    raise QuarlError(
+    return QuarlError(
         f"The run {reason}; {remedy}. Received: run={run_id!r} in {workspace.root.resolve()}"
     )
 
@@ -282,8 +287,7 @@ def origin_network(
     where neither can be used.
     """
     folder = workspace.run_dir(run_id)
-    kept = [workspace.artifact(run_id, scheme) for scheme in (REFERENCE, "fp16")]
-    kept = [path for path in kept if path.exists()]
+    kept = float_files(workspace, run_id)
     if (folder / "training.json").exists() or not kept:
         record = training_record(workspace, run_id)
         record.verify(folder)
@@ -301,25 +305,47 @@ def origin_network(
 
 
 def known_run(workspace: Workspace, run_id: str) -> Run:
-    """Return a run that is trained or adopted, else a QuarlError."""
+    """Return a run that is trained, here or elsewhere, or adopted, else a QuarlError."""
     run = exported_run(workspace, run_id)
-    if run is not None and run.adopted:
+    if run is not None and not is_begun(workspace, run_id):
         return run
     return Run.from_dict(training_record(workspace, run_id).run)
 
 
 def exported_run(workspace: Workspace, run_id: str) -> Run | None:
     """Return the run of this id by the sidecars in its folder; None if there are none."""
+    sidecar = _any_sidecar(workspace, run_id)
+    return None if sidecar is None else Run.from_dict(sidecar.run)
+
+
+def _any_sidecar(workspace: Workspace, run_id: str) -> Sidecar | None:
     for path in sorted(workspace.artifact_dir(run_id).glob("*.json")):
         with contextlib.suppress(QuarlError):
             if (sidecar := Sidecar.load(path)).run_id == run_id:
-                return Run.from_dict(sidecar.run)
+                return sidecar
     return None
+
+
+def float_files(workspace: Workspace, run_id: str) -> list[Path]:
+    """Return the float flatbuffers of a run that are here: fp32, fp16."""
+    paths = [workspace.artifact(run_id, scheme) for scheme in (REFERENCE, "fp16")]
+    return [path for path in paths if path.exists()]
+
+
+def is_kept(workspace: Workspace, run: Run, preset: Preset) -> bool:
+    """Tell whether flatbuffers are here but not their training; a QuarlError for other settings."""
+    folder = workspace.artifact_dir(run.run_id)
+    if is_begun(workspace, run.run_id) or not any(folder.glob("*.tflite")):
+        return False
+    if (sidecar := _any_sidecar(workspace, run.run_id)) is not None:
+        require_same_settings(folder, asdict(sidecar), run, preset)
+    return True
 
 
 def not_exported(workspace: Workspace, run: Run, schemes: Sequence[str]) -> list[str]:
     """Return the schemes whose flatbuffer is missing, damaged or of an earlier network."""
-    record = None if run.adopted else training_record(workspace, run.run_id)
+    begun = is_begun(workspace, run.run_id)
+    record = training_record(workspace, run.run_id) if begun else None
     missing = []
     for scheme in schemes:
         exported = None
@@ -339,11 +365,12 @@ def is_trained(workspace: Workspace, run_id: str) -> bool:
 
 def is_begun(workspace: Workspace, run_id: str) -> bool:
     """Tell whether a training has begun here."""
-    return (workspace.run_dir(run_id) / "run.json").exists()
+    folder = workspace.run_dir(run_id)
+    return any((folder / name).exists() for name in ("run.json", "training.json"))
 
 
-def require_trainable(workspace: Workspace, run: Run, preset: Preset) -> None:
-    """Refuse unfit settings, and flatbuffers whose run folder is missing, as in a clone."""
+def require_possible_settings(run: Run, preset: Preset) -> None:
+    """Refuse a distillation of no network, and a delay that is not within the training."""
     if preset.distillation and run.origin is None:
         raise UsageError(
             "Distillation compares the head with that of the network that a training starts from; "
@@ -351,6 +378,11 @@ def require_trainable(workspace: Workspace, run: Run, preset: Preset) -> None:
         )
     if run.quantization is not None:
         presets.require_possible_delay(run.quantization.delay, preset)
+
+
+def require_trainable(workspace: Workspace, run: Run, preset: Preset) -> None:
+    """Refuse unfit settings, and flatbuffers whose run folder is missing, as in a clone."""
+    require_possible_settings(run, preset)
     folder = workspace.artifact_dir(run.run_id)
     if not is_begun(workspace, run.run_id) and any(folder.glob("*.tflite")):
         raise QuarlError(

@@ -24,8 +24,8 @@ from quarl_tf.foundation.display import Update
 from quarl_tf.foundation.errors import BusyError, QuarlError
 from quarl_tf.foundation.files import is_locked, unwritable, write_bytes
 from quarl_tf.foundation.provenance import available_cores, import_path
-from quarl_tf.spec import REFERENCE, Run
-from quarl_tf.store.state import State, is_begun, require_origin
+from quarl_tf.spec import REFERENCE
+from quarl_tf.store.state import State, require_origin
 from quarl_tf.store.workspace import Workspace
 from quarl_tf.study import Status, failure_path, plan
 from quarl_tf.study.claims import Claims
@@ -210,7 +210,9 @@ def _jobs(workspace: Workspace, study: Study, statuses: Sequence[Status]) -> lis
         run = of_run[0].run
         if run.origin is not None:
             require_origin(workspace, run.origin)
-        words = [*_stages(workspace, run, of_run), *study.chance.option.split()]
+        schemes = ",".join(status.scheme.name for status in of_run)
+        words = [*shlex.split(run.command("run"))[1:], "--schemes", schemes, "--no-report"]
+        words += ["--root", str(workspace.root.resolve()), *study.chance.option.split()]
         words += ["--episodes", f"{study.episodes + study.skip_episodes}"]
         paths = [workspace.run_dir(run_id), workspace.artifact_dir(run_id)]
         needed_id = None if run.needed is None else run.needed.run_id
@@ -223,20 +225,6 @@ def _jobs(workspace: Workspace, study: Study, statuses: Sequence[Status]) -> lis
         folders = tuple(path.relative_to(workspace.root) for path in paths)
         jobs.append(Job(run_id, (*_QUARL, *words), log, needed_id if waits else None, folders))
     return sorted(jobs, key=lambda job: job.reference_id is not None)
-
-
-def _stages(workspace: Workspace, run: Run, statuses: Sequence[Status]) -> list[str]:
-    """Return the words that do what a run lacks: `run` or, as in a clone, only `evaluate`."""
-    root = workspace.root.resolve()
-    exported = [s for s in statuses if s.state == State.EXPORTED or s.failure is not None]
-    paths = [Workspace(root).artifact(run.run_id, status.scheme.name) for status in exported]
-    files = [str(path) for path in paths if path.exists()]
-    # Where the training is not here, `run` would be refused.
-    if files and not is_begun(workspace, run.run_id):
-        return ["evaluate", *files, *run.imports.split()]
-    schemes = ",".join(status.scheme.name for status in statuses)
-    words = [*shlex.split(run.command("run"))[1:], "--schemes", schemes, "--no-report"]
-    return [*words, "--root", str(root)]
 
 
 def _ending(job: Job, code: int) -> str:
@@ -345,12 +333,8 @@ def _run_apart(job: Job, cores: int, shared: Path, call: Callable[..., Any]) -> 
         _changes(root, job.folders, mtimes)
         log = root / job.folders[0] / job.log.name
 
-        def local(word: str) -> str:
-            path, shelf = Path(word), Workspace(shared).shelf
-            is_moved = path == shared or path.is_relative_to(shelf)
-            return str(root / path.relative_to(shared)) if is_moved else word
-
-        local_job = replace(job, command=tuple(map(local, job.command)), log=log)
+        command = tuple(str(root) if Path(word) == shared else word for word in job.command)
+        local_job = replace(job, command=command, log=log)
         process = start_process(local_job, cores)
         try:
             code: int | None = None

@@ -310,10 +310,19 @@ def test_list_shows_presets_and_runs(
 def test_published_results_are_kept(finished: Workspace, tmp_path: Path, capsys: Capsys) -> None:
     shutil.copytree(finished.root / "tflite_models", tmp_path / "tflite_models")
     task = (*TINY, "--root", str(tmp_path))
-    for words in (("train", *task), ("run", *task), ("train", *task, "--dry-run")):
+    for words in (("train", *task), ("train", *task, "--dry-run")):
         assert "elsewhere (--root DIR) or delete" in refusal(capsys, *words, code=1)
+    Workspace(tmp_path).artifact(RUN_ID, "int8").unlink()
+    words = ("run", *task, "--episodes", "5", "--schemes")
+    assert "trained elsewhere" in printed(capsys, *words, "int8,ptq_w4")
+    copies = [Workspace(tmp_path).artifact(RUN_ID, scheme) for scheme in ("int8", "ptq_w4")]
+    # A result stands without its file, a missing one is made of fp32.
+    assert [path.exists() for path in copies] == [False, True]
+    assert evaluation_path(copies[1]).exists()
+    assert "run='dqn-C" in refusal(capsys, *words, "fp16", code=1)
     assert not (tmp_path / "runs" / RUN_ID / "run.json").exists()
-    assert "train it first (quarl " in refusal(capsys, "export", RUN_ID, *task[-2:], code=1)
+    no_float = ("export", RUN_ID, *task[-2:], "--schemes", "fp16")
+    assert "train it first (quarl " in refusal(capsys, *no_float, code=1)
     Workspace(tmp_path).artifact(RUN_ID, "fp32").unlink()  # It may be deleted once evaluated.
     assert verbs.main(["run", *task, "--bits", "3", "--dry-run"]) == 0
 

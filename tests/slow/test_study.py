@@ -126,15 +126,17 @@ def test_results_stand_without_run_folders_as_in_clones(finished: Finished, tmp_
     shutil.copytree(root / "tflite_models", tmp_path / "tflite_models")
     study = read(write_study(tmp_path, SOUND_STUDY))
     workspace, cell = Workspace(tmp_path), study.cells[0]
-    for scheme in ("int8", "fp32"):  # Large files need not be kept.
-        workspace.artifact(cell.references[0].run_id, scheme).unlink()
+    workspace.artifact(cell.references[0].run_id, "fp32").unlink()  # Results count without files.
+    workspace.artifact(cell.references[1].run_id, "int8").unlink()
     assert states(tmp_path, study) == ["evaluated"] * 6
-    longer = read(write_study(tmp_path, TINY_STUDY.replace("episodes: 2", "episodes: 3")))
-    assert set(states(tmp_path, longer)[:6]) == {"exported"}
-    # Of one run all files are kept: they only have to be evaluated.
-    lines = [line for line in engine.commands(workspace, longer) if line.startswith("quarl eval")]
-    assert verbs.main(shlex.split(lines[0])[1:]) == 0
-    assert states(tmp_path, longer)[:4] == ["exported", "evaluated"] * 2
+    text = SOUND_STUDY.replace("episodes: 2", "episodes: 3") + "schemes: [fp32, int8, ptq_w4]\n"
+    longer = read(write_study(tmp_path, text))
+    assert states(tmp_path, longer) == [*["exported"] * 4, *["trained"] * 2, *["exported"] * 2]
+    # Missing schemes are made of fp32, which seed 0 lacks.
+    engine.run(workspace, longer, engine.LocalEngine(1), silent, silent)
+    assert states(tmp_path, longer)[1::2] == ["evaluated"] * 4
+    assert states(tmp_path, longer)[::2] == ["failed", "evaluated", "failed", "exported"]
+    assert "train it first" in plan(workspace, longer)[0].reason
 
 
 #: Used as Python: copies the results of a run instead of doing it, and notes start and end.

@@ -22,6 +22,7 @@ from quarl_tf.export.ptq import described
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import Run, Scheme
+from quarl_tf.store import state
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import Workspace, sidecar_path
 from quarl_tf.training.exported import variables
@@ -335,7 +336,8 @@ def test_damaged_trainings_are_refused_and_flatbuffers_are_kept(copy: Workspace)
     for unfit in ("int8", []):
         assert f"schemes={unfit!r}" in refused(pipeline.export, run_id, unfit, root=copy.root)
         assert f"run_ids={unfit!r}" in refused(pipeline.report, unfit, root=copy.root)
-    (folder / "training.json").unlink()
-    assert "train it first" in refusal(copy, run_id)
     assert "adopt it first" in refusal(copy, "adopted-CartPole-v1-s0-mine")
     assert snapshot(copy.artifact_dir(run_id)) == before
+    for path in (folder / "training.json", *state.float_files(copy, run_id)):
+        path.unlink()
+    assert "train it first" in refusal(copy, run_id)
