@@ -5,7 +5,6 @@ normaliser inside. Schemes after training are made of the fp32 flatbuffer (`expo
 """
 
 import functools
-import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -22,12 +21,10 @@ from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.networks import Weights
 from quarl_tf.networks.layers import ActionScaling
 from quarl_tf.quantization import quantizing
-from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import REFERENCE, Run, Scheme
 from quarl_tf.store.records import Sidecar, TrainingRecord
 from quarl_tf.store.workspace import Workspace, write_artifact
-from quarl_tf.training import exported
 
 #: Largest difference between flatbuffer and network, relative to the largest head value (at least
 #: 1): float32 sums in another order. Sums over the 28224 bytes of four frames differ by 2e-5 on
@@ -80,10 +77,8 @@ class TrainedNetwork:
         The converter would fold it into the head's kernel, which is then on no grid of its own.
         """
         converter = of_function(unscaled, self.spec.observation_shape, self.spec.observation_dtype)
-        if scheme.name in ("fp16", "dynamic_int8"):
+        if scheme.name == "dynamic_int8":
             converter.optimizations = [tf.lite.Optimize.DEFAULT]
-        if scheme.name == "fp16":
-            converter.target_spec.supported_types = [tf.float16]
         content = converted(converter)
         if self.spec.num_actions is None:
             scaling = ActionScaling(*self.spec.bounds, stochastic=False, name="action")
@@ -128,41 +123,14 @@ def _describe(training: TrainedNetwork, scheme: Scheme, content: bytes) -> Sidec
 
 
 def _convert_float(training: TrainedNetwork, scheme: Scheme) -> tuple[bytes, keras.Model]:
-    """Convert to fp16, to dynamic_int8, or to the fp32 that other schemes are made of.
+    """Convert to dynamic_int8, or to the fp32 that other schemes are made of.
 
     Returns the flatbuffer and the network that it should compute.
     """
     reference, network = training.float32(acting=scheme.calibrated)
-    if scheme.name not in ("fp16", "dynamic_int8"):
+    if scheme.name != "dynamic_int8":
         return reference, network
-    content = training.convert(networks.unscaled(network), scheme)
-    if scheme.name == "fp16":
-        network = training.network(_half_weights(training, reference))
-    return content, network
-
-
-def _half_weights(training: TrainedNetwork, content: bytes) -> Weights:
-    """Return weights as the fp16 flatbuffer has them, whose first layer may scale bytes.
-
-    `content` is the fp32 flatbuffer. A QuarlError where a weight would overflow.
-    """
-    stored = {name: _halves(values) for name, values in training.weights.items()}
-    for name, values in stored.items():
-        if np.isinf(values).any():
-            raise QuarlError(
-                "fp16 holds numbers up to 65504, and weights or a normaliser of this network are "
-                "larger; name the schemes without it (--schemes fp32,int8). Received: "
-                f"{name} up to {np.abs(training.weights[name]).max()}"
-            )
-    if exported.first_layer_scales_bytes(flatbuffer.parsed(content)[0]):
-        scaled = exported.variables(content, training.preset, rounded=_halves)
-        stored |= dict(itertools.islice(scaled.items(), 2))  # Its kernel and its bias.
-    return stored
-
-
-def _halves(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    with np.errstate(over="ignore"):
-        return values.astype(np.float16).astype(np.float32)
+    return training.convert(networks.unscaled(network), scheme), network
 
 
 def _convert_aware(training: TrainedNetwork, scheme: Scheme) -> tuple[bytes, keras.Model]:

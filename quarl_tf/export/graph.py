@@ -10,7 +10,7 @@ from ai_edge_litert import schema_py_generated as schema
 
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.quantization.grid import Array, Grid
-from quarl_tf.runtime.flatbuffer import IDENTIFIER
+from quarl_tf.runtime.flatbuffer import IDENTIFIER, WEIGHTED
 
 FLOAT16, FLOAT32 = schema.TensorType.FLOAT16, schema.TensorType.FLOAT32
 INT4, UINT8 = schema.TensorType.INT4, schema.TensorType.UINT8
@@ -29,10 +29,14 @@ LAYERS = ("FULLY_CONNECTED", "CONV_2D")  #: Operators that are layers of recipes
 
 _OPERATORS = vars(schema.BuiltinOperator)
 _NAMES = {code: name for name, code in _OPERATORS.items() if not name.startswith("_")}
-_TYPES = {np.dtype(t): getattr(schema.TensorType, t.upper()) for t in ("float32", "int8", "int32")}
+_TYPES = {
+    np.dtype(name): getattr(schema.TensorType, name.upper())
+    for name in ("float16", "float32", "int8", "int32")
+}
 
 #: Versions of the operators that take int8.
 _VERSIONS = {"FULLY_CONNECTED": 4, "CONV_2D": 3, "TANH": 2, "QUANTIZE": 1, "DEQUANTIZE": 2}
+_OF_HALVES = 3  #: Version of DEQUANTIZE that takes float16.
 
 
 class Graph:
@@ -201,20 +205,25 @@ class Graph:
         return self.add_integers(like, np.int8, grid.step, zero)
 
     def operator(
-        self, name: str, inputs: list[int], outputs: list[int], options: Any = None
+        self,
+        name: str,
+        inputs: list[int],
+        outputs: list[int],
+        options: Any = None,
+        version: int | None = None,
     ) -> Any:
-        """Make an operator, with options of the schema."""
+        """Make an operator, with options of the schema; the version is by default that of int8."""
         kind = "NONE" if options is None else type(options).__name__.removesuffix("T")
         return schema.OperatorT(
-            opcodeIndex=self._code(name),
+            opcodeIndex=self._code(name, version or _VERSIONS.get(name, 1)),
             inputs=inputs,
             outputs=outputs,
             builtinOptionsType=getattr(schema.BuiltinOptions, kind),
             builtinOptions=options,
         )
 
-    def _code(self, name: str) -> int:
-        codes, kind, version = self.model.operatorCodes, _OPERATORS[name], _VERSIONS.get(name, 1)
+    def _code(self, name: str, version: int) -> int:
+        codes, kind = self.model.operatorCodes, _OPERATORS[name]
         for number, code in enumerate(codes):
             if (code.builtinCode, code.version) == (kind, version):
                 return number
@@ -273,6 +282,30 @@ def in_float32(content: bytes) -> bytes:
         graph.set_constant(index, values.astype(np.float32))
         graph.operators.remove(operator)
     return graph.pack() if wideners else content
+
+
+def in_float16(content: bytes) -> bytes:
+    """Return a flatbuffer whose kernels and biases are float16, widened as they are loaded.
+
+    A QuarlError where one would overflow.
+    """
+    graph, wideners = Graph(content), list[Any]()
+    for layer in [op for op in graph.operators if graph.name(op) in WEIGHTED]:
+        for index in layer.inputs[1:3]:
+            values = graph.constant(index)
+            if values is None:
+                continue
+            if (largest := np.abs(values).max()) > np.finfo(np.float16).max:
+                raise QuarlError(
+                    "fp16 holds numbers up to 65504; name schemes without it (--schemes "
+                    f"fp32,int8). Received: {graph.tensors[index].name.decode()} up to {largest}"
+                )
+            half = graph.add(index, b"_half", np.float16, values=values)
+            graph.tensors[index].buffer = 0
+            widener = graph.operator("DEQUANTIZE", [half], [index], version=_OF_HALVES)
+            wideners.append(widener)
+    graph.operators[:0] = wideners
+    return graph.pack()
 
 
 def with_scaled_head(content: bytes, factor: Array, offset: Array) -> bytes:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from quarl_tf.export import auto, calibration, integer, preparation, rounding
-from quarl_tf.export.graph import LAYERS, Graph, in_float32
+from quarl_tf.export.graph import LAYERS, Graph, in_float16, in_float32
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import require_writable, sha256, write_bytes
@@ -45,7 +45,7 @@ def quantized(
 ) -> bytes:
     """Return a quantised float32 flatbuffer; a QuarlError where scheme or flatbuffer is unfit.
 
-    Weights alone (`ptq_wN`, `ptq_paper_wN`) have the papers' granularity: one grid for a
+    Of `ptq_wN` and `ptq_paper_wN` weights alone have grids, of the papers' granularity: one for a
     fully-connected kernel, one per output channel for a convolution (QuaRL, Krishnan et al., arXiv
     1910.01055, section 3). Calibrated schemes need observations [n, ...]; `choices` are the
     numbers of discrete actions, if the greatest values of the head are chosen.
@@ -56,6 +56,8 @@ def quantized(
     if form is None or scheme.kind != "weights":
         raise _impossible(scheme)
     preparation.require_quantisable(content, flatbuffer.WEIGHTED)
+    if form.ieee:
+        return in_float16(content)
     forms: dict[int, TensorFormat | None] = {}  # By the operator's number.
     if scheme.single_layers:
         whole = Graph(content)
@@ -83,7 +85,7 @@ def quantized(
 
 def _impossible(scheme: Scheme) -> UsageError:
     return UsageError(
-        f"Without its training a flatbuffer can become {', '.join(INT8_SCHEMES)}, int8-LAYER=32, "
+        f"Without its training it can become fp16, {', '.join(INT8_SCHEMES)}, int8-LAYER=32, "
         "ptq_opt_wNaN for N = 2 ... 8, or ptq_wN, ptq_opt_wN and ptq_paper_wN for N = 2 ... 32. "
         f"Received: scheme={scheme.name!r}"
     )

@@ -137,7 +137,7 @@ _SCHEMES = {
     scheme.name: scheme
     for scheme in (
         Scheme("fp32", "float", Recipe(), native=True),
-        Scheme("fp16", "float", _uniform(_HALF), native=True),
+        Scheme("fp16", "weights", _uniform(_HALF), native=True),
         # The runtime quantises activations at each call.
         Scheme("dynamic_int8", "float", _uniform(replace(_NEAREST, activations=None)), native=True),
         Scheme("int8", "integer", _uniform(_GPTQ), native=True),

@@ -29,8 +29,8 @@ _SHARED_KEYS = {
 #: What may be random in the episodes, as options of the command line.
 _CHANCES = {"sample": kinds.FLAG, "sticky": kinds.PROBABILITY, "epsilon": kinds.PROBABILITY}
 _CELL_KEYS = {"algo": kinds.NAME, "env": kinds.NAME, "remark": kinds.TEXT, "from": kinds.MAPPING}
-#: Of a training whose network others start from: its overrides, and the hash of its network.
-_FROM_KEYS = {"overrides": kinds.MAPPING, "sha256": kinds.TEXT}
+#: Of trainings whose networks others start from: their overrides, and a hash for each seed.
+_FROM_KEYS = {"overrides": kinds.MAPPING, "sha256": kinds.listed("hashes", (str,))}
 _STUDY_KEYS = {
     "name": kinds.NAME,
     "title": kinds.TEXT,
@@ -172,30 +172,43 @@ def _cell(
     delays = {q.delay for q in quantizations} if "delays" in values else set()
     delay = {"delay": delays.pop()} if len(delays) == 1 else {}
     require_possible(base, map(Scheme.parse, schemes))
-    if "from" in values:
-        start = _checked(values["from"], "from", _FROM_KEYS, ("sha256",))
-        trained = replace(base, seed=seeds[0], overrides=start.get("overrides", {}))
-        presets.of(trained)  # Refuses what is no setting.
-        base = replace(base, origin=Origin(trained, start["sha256"]))
-        if len(seeds) > 1 or quantizations:
-            raise UsageError(
-                "A cell of a training that starts from a network has one seed and no bits. "
-                f"Received: seeds={seeds}, bits={[q.bits for q in quantizations]}"
-            )
     settings = {**overrides, **(delay | options if quantizations else {})}
-    if base.origin is not None:
-        settings["from"] = base.origin.run.run_id
-    columns = tuple(_columns(base, seeds, schemes, quantizations))
+    runs = [replace(base, seed=seed) for seed in seeds]
+    if "from" in values:
+        origins = _origins(values["from"], runs, values["seeds"])
+        runs = [replace(run, origin=origin) for run, origin in zip(runs, origins, strict=True)]
+        settings["from"] = origins[0].run.seedless_id
+    columns = tuple(_columns(runs, schemes, quantizations))
     return Cell(columns=columns, remark=values.get("remark", "")), settings
 
 
+def _origins(content: Any, runs: Sequence[Run], seeds: Sequence[int]) -> list[Origin]:
+    """Return what each of some trainings starts from; the hashes are in the order of `seeds`."""
+    start = _checked(content, "from", _FROM_KEYS, ("sha256",))
+    hashes, overrides = start["sha256"], start.get("overrides", {})
+    presets.of(replace(runs[0], overrides=overrides))  # Refuses what is no setting.
+    if len(hashes) != len(seeds):
+        raise UsageError(
+            "Each training starts from a network of its own; give a hash for each seed. "
+            f"Received: seeds={seeds}, sha256={hashes}"
+        )
+    of_seed = dict(zip(seeds, hashes, strict=True))
+    return [Origin(replace(run, overrides=overrides), of_seed[run.seed]) for run in runs]
+
+
 def _columns(
-    base: Run, seeds: Sequence[int], schemes: Sequence[str], quantizations: Sequence[Quantization]
+    base: Sequence[Run], schemes: Sequence[str], quantizations: Sequence[Quantization]
 ) -> Iterator[Column]:
-    """Yield the columns, those of plain trainings first; of several delays, each names its own."""
+    """Yield the columns of some trainings, those of what others are compared with first.
+
+    Of several delays, each names its own.
+    """
     several_delays = len({quantization.delay for quantization in quantizations}) > 1
+    # Quantised trainings are compared with what they start from, if they start from a network.
+    compared = [replace(run, quantization=next(iter(quantizations), None)).plain for run in base]
     for quantization in (None, *quantizations):
-        runs = tuple(replace(base, seed=seed, quantization=quantization) for seed in seeds)
+        runs = tuple(replace(run, quantization=quantization) for run in base)
+        runs = runs if quantization else tuple(compared)
         names = default_schemes(quantization) if quantization else (REFERENCE, *schemes)
         ending = f" from {quantization.delay:,}" if quantization and several_delays else ""
         for scheme in map(Scheme.parse, dict.fromkeys(names)):

@@ -1,7 +1,7 @@
 """Read the network of an exported float flatbuffer, as of a training that is not here."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,25 +12,22 @@ from quarl_tf.runtime.flatbuffer import WEIGHTED, Graph, decode, dequantized, pa
 
 
 def variables(
-    source: Path | bytes,
-    preset: Preset,
-    action_std: Sequence[float] | None = None,
-    rounded: Callable[[NDArray[np.float32]], NDArray[np.float32]] = np.asarray,
+    source: Path | bytes, preset: Preset, action_std: Sequence[float] | None = None
 ) -> dict[str, NDArray[np.float32]]:
     """Return the variables of the network of an exported fp32 or fp16 flatbuffer, by their names.
 
-    Constants are `rounded`, then the scaling of bytes is taken out of the first layer. The
-    deviation of a normal distribution comes from the sidecar. Variables that acting does not need
-    are missing, and those of layer normalisation.
+    The scaling of bytes is taken out of the first layer. The deviation of a normal distribution
+    comes from the sidecar. Variables that acting does not need are missing, and those of layer
+    normalisation.
     """
     arrays: dict[str, NDArray[np.float32]] = {}
     if action_std is not None:
         arrays["action/log_deviation:0"] = np.log(np.array(action_std, np.float32))
     graph = parsed(source)[0]
-    scales_bytes, origins = first_layer_scales_bytes(graph), dequantized(graph)
+    scales_bytes, origins = _scales_bytes(graph), dequantized(graph)
     for op in graph.operators:
         constants = [graph.tensors[origins.get(i, i)] for i in op.inputs[1:]]
-        values = [rounded(decode(t, t.data)) for t in constants if t.data is not None and t.shape]
+        values = [decode(t, t.data) for t in constants if t.data is not None and t.shape]
         layer = re.search(r"policy/(\w+)/", constants[0].name) if constants else None
         if layer is None:
             continue
@@ -46,7 +43,7 @@ def variables(
     return arrays
 
 
-def first_layer_scales_bytes(graph: Graph) -> bool:
+def _scales_bytes(graph: Graph) -> bool:
     """Return whether bytes are scaled within the first layer, and not by an operator."""
     casts = {i for op in graph.operators if op.name == "CAST" for i in op.outputs}
     scaled = {i for op in graph.operators if op.name in ("SUB", "MUL") for i in op.inputs}

@@ -319,10 +319,10 @@ def test_published_results_are_kept(finished: Workspace, tmp_path: Path, capsys:
     # A result stands without its file, a missing one is made of fp32.
     assert [path.exists() for path in copies] == [False, True]
     assert evaluation_path(copies[1]).exists()
-    assert "run='dqn-C" in refusal(capsys, *words, "fp16", code=1)
+    assert "run='dqn-C" in refusal(capsys, *words, "dynamic_int8", code=1)
     assert not (tmp_path / "runs" / RUN_ID / "run.json").exists()
-    no_float = ("export", RUN_ID, *task[-2:], "--schemes", "fp16")
-    assert "train it first (quarl " in refusal(capsys, *no_float, code=1)
+    words = ("export", RUN_ID, *task[-2:], "--schemes", "dynamic_int8")
+    assert "train it first (quarl " in refusal(capsys, *words, code=1)
     Workspace(tmp_path).artifact(RUN_ID, "fp32").unlink()  # It may be deleted once evaluated.
     assert verbs.main(["run", *task, "--bits", "3", "--dry-run"]) == 0
 

@@ -272,7 +272,7 @@ def test_a_failed_scheme_stops_no_run_with_a_reference(tmp_path: Path, monkeypat
 
 def test_a_training_waits_for_the_network_it_starts_from_and_takes_no_other(tmp_path: Path) -> None:
     cell = "{algo: ppo, env: CartPole-v1, overrides: {steps: 4000}}"
-    start = "from: {sha256: abc, overrides: {steps: 4000}}}"
+    start = "from: {sha256: [abc], overrides: {steps: 4000}}}"
     text = STUDY.replace("[0]", "[3]").replace("v1}]", f"v1, {start}, {cell}]")
     study = read(write_study(tmp_path, text))
     assert len({cell.distinction for cell in study.cells}) == 2

@@ -106,7 +106,7 @@ def test_sidecars_give_missing_options(artifacts: Artifacts, file: Path, capsys:
         ({}, "--env LunarLander-v3 --head logits", "one input, float32 [1, 8], and one"),
         ({}, f"{LOGITS} --name a/b", "Received: name='a/b'"),
         ({}, f"{LOGITS} --name mine --schemes qat_int8", "can be exported as fp32, int8, ptq_w8"),
-        ({}, f"{LOGITS} --name mine --schemes fp16", "Received: scheme='fp16'"),
+        ({}, f"{LOGITS} --name mine --schemes dynamic_int8", "Received: scheme='dynamic_int8'"),
         ({"action_std": [0.5]}, LOGITS, "Received: action_std=[0.5]"),
         ({"action_low": [-1e300]}, LOGITS, "expected None"),
         ({"scheme": "fp32"}, LOGITS, "a policy of this package already"),
@@ -142,8 +142,10 @@ def test_only_floats_are_adopted(artifacts: Artifacts, file: Path, capsys: Capsy
         assert f"{name} is truncated" in refusal(capsys, "adopt", name, *MINE, code=1)
     shutil.copy(artifacts["fp16"], file)
     describe(file, sha256=sha256(file))
-    printed(capsys, "adopt", str(file), *MINE, "--schemes", "int8", "--episodes", "1")
-    assert "float16" not in Policy.load(FOLDER / "fp32.tflite").sidecar.tensor_dtypes
+    printed(capsys, "adopt", str(file), *MINE, "--schemes", "fp16,int8", "--episodes", "1")
+    fp32, fp16 = (Policy.load(FOLDER / f"{name}.tflite").sidecar for name in ("fp32", "fp16"))
+    assert "float16" not in fp32.tensor_dtypes
+    assert fp16.weight_dtypes["float16"] > 0.99 * sum(fp32.weight_dtypes.values())
     (FOLDER / "fp32.tflite").write_bytes(b"damaged")  # Its file is not here.
     line = refusal(capsys, "export", RUN, "--schemes", "fp32", code=1)
     assert "adopt it again (quarl adopt FILE" in line

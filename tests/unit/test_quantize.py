@@ -15,7 +15,7 @@ from quarl_tf.cli import main
 from quarl_tf.environments import EnvSpec
 from quarl_tf.export import activations, auto, c_source, int4, integer, preparation, ptq, rounding
 from quarl_tf.export.converter import converted, of_function
-from quarl_tf.export.graph import Graph, in_float32
+from quarl_tf.export.graph import Graph, in_float16, in_float32
 from quarl_tf.export.ptq import quantize, quantized
 from quarl_tf.foundation.files import sha256
 from quarl_tf.foundation.keras import keras, tf
@@ -140,6 +140,7 @@ def test_halves_are_widened(artifacts: Artifacts) -> None:
     np.testing.assert_equal(floats, halves)
     np.testing.assert_allclose(*map(heads, (half, full)), atol=1e-5)
     assert in_float32(full) == full
+    np.testing.assert_equal([*flatbuffer.weights(in_float16(full)).values()], floats)
 
 
 @pytest.mark.parametrize("name", ["int8", "ptq_w4"])
@@ -147,7 +148,7 @@ def test_a_policy_of_halves_is_quantised(copy_artifact: Copy, name: str) -> None
     path, scheme = copy_artifact("fp16"), Scheme.parse(name)
     of_half = quantize(path, scheme)
     assert Policy.load(of_half).sidecar.check["source"] == "fp16"
-    assert "can become" in refused(quantize, path, Scheme.parse("fp16"), code=2)
+    assert "not fp16 made from" in refused(quantize, path, Scheme.parse("fp16"), code=2)
     full = copy_artifact("fp32")
     assert f"not {name} made from the same" in refused(quantize, full, scheme, code=2)
     audit = flatbuffer.audit(of_half)

@@ -61,6 +61,26 @@ cells:
     assert capsys.readouterr().err.count("LunarLander-v2 is now LunarLander-v3") == 1
 
 
+def test_fine_tuned_trainings_are_compared_with_what_they_start_from(tmp_path: Path) -> None:
+    text = """
+name: s
+seeds: [1, 0]
+overrides: {steps: 20000}
+cells:
+  - {algo: ppo, env: CartPole-v1, bits: [4, 2], from: {sha256: [b, a], overrides: {epochs: 3}}}
+  - {algo: ppo, env: CartPole-v1, from: {sha256: [b, a], overrides: {epochs: 3}}}
+"""
+    tuned, plain = read(write_study(tmp_path, text)).cells
+    for cell, overrides in ((tuned, {"epochs": 3}), (plain, {"steps": 20_000})):
+        found = [(run.seed, run.overrides, run.quantization) for run in cell.references]
+        assert found == [(0, overrides, None), (1, overrides, None)]
+    trained = tuned.columns[-1].runs
+    assert [run.quantization.bits for run in trained if run.quantization] == [2, 2]
+    for runs in (trained, plain.references):
+        assert [run.origin.network_sha256 for run in runs if run.origin] == ["a", "b"]
+        assert [run.needed for run in runs] == [*tuned.references]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -87,8 +107,8 @@ cells:
         (STUDY + "epsilon: 1\nsample: true", "Received: sample, epsilon"),
         (STUDY.replace("v1}", "v1, from: {}}"), "from needs sha256"),
         (STUDY.replace("v1}", "v1, from: {sha: a}}"), "did you mean sha256"),
-        (STUDY.replace("v1}", "v1, from: {sha256: a, overrides: {stps: 9}}}"), "mean steps"),
-        (STUDY.replace("v1}", "v1, seeds: [0,1], from: {sha256: a}}"), "one seed and no bits. Rec"),
+        (STUDY.replace("v1}", "v1, from: {sha256: [a], overrides: {stps: 9}}}"), "mean steps"),
+        (STUDY.replace("v1}", "v1, from: {sha256: [a, b]}}"), "seeds=[0], sha256=['a', 'b']"),
         (STUDY + "presets: none.yaml", "none.yaml"),
         ("[" * 3000, "recursion depth"),
         (STUDY.replace("}]", "}, {algo: ppo, env: CartPole-v1, remark: a}]"), "cell 2 says the"),
