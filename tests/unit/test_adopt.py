@@ -48,7 +48,12 @@ def test_a_file_becomes_a_run_that_is_quantised_and_reported(file: Path, capsys:
         run = Run.from_dict(Policy.load(FOLDER / f"{scheme}.tflite").sidecar.run)
         assert (run.run_id, run.adopted, run.overrides["head"]) == (RUN, True, "logits")
         # Those without a training.
-        assert run.default_schemes == ("fp32", "int8", *(f"ptq_w{n}" for n in range(8, 1, -1)))
+        assert run.default_schemes == (
+            "fp32",
+            "fp16",
+            "int8",
+            *(f"ptq_w{n}" for n in range(8, 1, -1)),
+        )
         assert len(Evaluation.load(evaluation_path(FOLDER / f"{scheme}.tflite")).seeds) == 5
     assert Sidecar.load(FOLDER / "fp32.json").check["observations"] > 100
     assert main(["export", RUN, "--schemes", "fp32,ptq_w3"]) == 0  # As for any other run.
@@ -105,7 +110,7 @@ def test_sidecars_give_missing_options(artifacts: Artifacts, file: Path, capsys:
         ({}, "--env CartPole-v1 --head action", "choose from logits, q_values."),
         ({}, "--env LunarLander-v3 --head logits", "one input, float32 [1, 8], and one"),
         ({}, f"{LOGITS} --name a/b", "Received: name='a/b'"),
-        ({}, f"{LOGITS} --name mine --schemes qat_int8", "can be exported as fp32, int8, ptq_w8"),
+        ({}, f"{LOGITS} --name mine --schemes qat_int8", "can be exported as fp32, fp16, int8"),
         ({}, f"{LOGITS} --name mine --schemes dynamic_int8", "Received: scheme='dynamic_int8'"),
         ({"action_std": [0.5]}, LOGITS, "Received: action_std=[0.5]"),
         ({"action_low": [-1e300]}, LOGITS, "expected None"),
