@@ -130,7 +130,7 @@ class Entry:
         if made is not None:
             return made + " --observations FILE" * ("recorded_sha256" in check)
         # Beside other files of a training that is not here, it would be refused.
-        return _trained_by(self.run, self.sidecar.scheme)
+        return trained_by(self.run, self.sidecar.scheme)
 
 
 def quantised_by(
@@ -144,9 +144,9 @@ def quantised_by(
     return f"quarl quantize {quote(str(kept[0]))} --scheme {artifact.stem}{run.imports}"
 
 
-def _trained_by(run: Run, scheme: str) -> str:
+def trained_by(run: Run, scheme: str) -> str:
     """Return the command that trains a run, after those of the runs that it needs."""
-    first = "" if run.needed is None else f"{_trained_by(run.needed, REFERENCE)} && "
+    first = "" if run.needed is None else f"{trained_by(run.needed, REFERENCE)} && "
     return f"{first}{run.command('run')} --schemes {scheme} --root DIR"
 
 
