@@ -93,21 +93,27 @@ def export(
 ) -> list[Path]:
     """Export a trained or adopted run into its folder of `tflite_models/`, one flatbuffer a scheme.
 
-    `schemes` are by default the usual ones of such a training; without it, as in a clone, they are
-    made of the float flatbuffer that is there. Returns the flatbuffers in their order. `update` is
-    called with the schemes done, all schemes, and the next.
+    `schemes` are by default the usual ones. Without the training, as in a clone, they are made of a
+    float flatbuffer, and by default those that can be. Returns the flatbuffers in their order.
+    `update` is called with the schemes done, all schemes, and the next.
 
     Raises:
         UsageError: `schemes` is empty or a single text.
         QuarlError: The run is not trained, or a scheme is not for such a training. Or the outputs
             of a flatbuffer differ from those of its network; the other schemes are written.
     """
-    from quarl_tf.store.state import copy_curve, is_begun, known_run, not_exported
+    from quarl_tf.store.state import (
+        copy_curve,
+        is_begun,
+        known_run,
+        not_exported,
+        usual_schemes,
+    )
 
     workspace = Workspace(Path(root))
     kinds.NAME.require("run_id", run_id)
     run = known_run(workspace, run_id)
-    names = run.default_schemes if schemes is None else _listed("schemes", schemes)
+    names = usual_schemes(workspace, run) if schemes is None else _listed("schemes", schemes)
     require_possible(run, map(Scheme.parse, names))
     missing = not_exported(workspace, run, names)
     copy_curve(workspace, run_id)

@@ -17,7 +17,7 @@ import pandas
 
 from quarl_tf import presets, study
 from quarl_tf.cli import arguments
-from quarl_tf.evaluation.shelf import Entry, shelf, trained_by
+from quarl_tf.evaluation.shelf import Entry, shelf
 from quarl_tf.presets import ALGORITHMS, tables
 from quarl_tf.report.page import number_text, percent, size, templates
 from quarl_tf.spec import REFERENCE, LayerFormat, Run, Scheme, TensorFormat
@@ -130,7 +130,7 @@ def algorithm(algo: str) -> str:
     of_all = ast.get_docstring(ast.parse((PACKAGE / "agents/__init__.py").read_text())) or ""
     common = of_all[of_all.index("Deviations of all") :].partition(":")[2].strip()
     rows = [
-        [e.run.env_id, number_text(c and c.reference_mean), f"`{trained_by(e.run, REFERENCE)}`"]
+        [e.run.env_id, number_text(c and c.reference_mean), f"`{e.run.commands(REFERENCE)}`"]
         for e in SHELF
         if e.run.algo == algo and e.sidecar.scheme == REFERENCE
         for c in [e.comparison()]
@@ -370,7 +370,7 @@ def card(env_id: str, algo: str, found: list[Entry]) -> str:
     header = ["scheme", "verdict", "run", "sha256", "return", "fp32", "error", "size"]
     found = sorted(found, key=lambda e: (-Scheme.parse(e.sidecar.scheme).weight_bits, e.name))
     commands = "".join(f"{entry.command()}\n" for entry in found)
-    again = "" if native.run.adopted else f"{trained_by(native.run, native.sidecar.scheme)}\n"
+    again = "" if native.run.adopted else f"{native.run.commands(native.sidecar.scheme)}\n"
     act = (
         f'```python\nfrom quarl_tf import Policy\n\npolicy = Policy.load("{native.artifact}")\n'
         "action = policy.act(observation)\n```\n"

@@ -235,7 +235,7 @@ _VERBS: dict[str, tuple[Any, ...]] = {
         "quantise an fp32 or fp16 .tflite file, without its training",
         "tflite_models/CartPole-v1/dqn/s0/fp32.tflite --scheme ptq_w4",
         *(_ARTIFACT, _IMPORT),
-        _option("--scheme", f"{', '.join(INT8_SCHEMES)}, or {_PTQ_NAMES}", required=True),
+        _option("--scheme", f"fp16, {', '.join(INT8_SCHEMES)}, or {_PTQ_NAMES}", required=True),
         _option("--observations", _OBSERVATIONS_HELP, type=Path, metavar="FILE"),
     ),
     "blame": (

@@ -198,7 +198,7 @@ def _export_c(args: Namespace, schemes: Sequence[str] | None) -> None:
         artifacts = _artifacts(args, [args.run])
     else:
         if schemes is None:
-            run = state.exported_run(workspace, args.run) or state.known_run(workspace, args.run)
+            run = state.known_run(workspace, args.run)
             schemes = ["int8" if run.quantization is None else "qat_int8"]
         artifacts = _export_all(args, args.run, schemes)
     for path in artifacts:
@@ -622,7 +622,7 @@ def _override(text: str, option: str = "-p") -> tuple[str, Any]:
 def _schemes(args: Namespace, run: Run | None = None, *, reference: bool = False) -> list[str]:
     """Return the schemes asked for, which have to be those of a `run`; `reference` adds fp32."""
     if args.schemes is None:
-        names = list(DEFAULT_SCHEMES if run is None else run.default_schemes)
+        names = [*DEFAULT_SCHEMES] if run is None else state.usual_schemes(args.workspace, run)
     else:
         names = [name.strip() for name in args.schemes.split(",") if name.strip()]
     if not names:
@@ -668,16 +668,16 @@ def _export_all(args: Namespace, run_id: str, schemes: Sequence[str] | None) -> 
 def _export_and_evaluate(args: Namespace, run: Run, schemes: Sequence[str]) -> list[Path]:
     """Export and evaluate; a scheme that cannot be exported fails after the others' evaluation."""
     artifacts = [args.workspace.artifact(run.run_id, scheme) for scheme in schemes]
-    standing = [path for path in artifacts if _stands(args, run, path)]
-    needed = [path.stem for path in artifacts if path not in standing]
+    needed = [path for path in artifacts if not _stands(args, run, path)]
+    schemes = [path.stem for path in needed]
     try:
         if needed:
-            _export_all(args, run.run_id, needed)
+            _export_all(args, run.run_id, schemes)
     except QuarlError:
-        failed = state.not_exported(args.workspace, run, needed)
-        _evaluate_all(args, [path for path in artifacts if path.stem not in failed], standing)
+        failed = state.not_exported(args.workspace, run, schemes)
+        _evaluate_all(args, [path for path in needed if path.stem not in failed])
         raise
-    _evaluate_all(args, artifacts, standing)
+    _evaluate_all(args, needed, artifacts)
     return artifacts
 
 
@@ -692,13 +692,14 @@ def _stands(args: Namespace, run: Run, artifact: Path) -> bool:
 
 
 def _evaluate_all(
-    args: Namespace, artifacts: Sequence[Path], standing: Sequence[Path] = ()
+    args: Namespace, artifacts: Sequence[Path], shown: Sequence[Path] | None = None
 ) -> None:
-    for path in (path for path in artifacts if path not in standing):
+    for path in artifacts:
         with progress_bar(f"evaluate {path.stem}") as update:
             pipeline.evaluate(path, args.episodes, chance=args.chance, update=update)
-    for folder in dict.fromkeys(path.parent for path in artifacts):
-        siblings = [path for path in artifacts if path.parent == folder]
+    shown = artifacts if shown is None else shown
+    for folder in dict.fromkeys(path.parent for path in shown):
+        siblings = [path for path in shown if path.parent == folder]
         _console.print(summary.results_table(siblings, args))
         for note in filter(None, summary.notes(siblings[0], args)):
             _console.print(note, markup=False)

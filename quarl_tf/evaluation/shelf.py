@@ -7,7 +7,6 @@ import contextlib
 import csv
 import glob
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -19,8 +18,9 @@ from quarl_tf.evaluation.compare import Comparison, compare
 from quarl_tf.foundation.errors import QuarlError, UsageError, unknown
 from quarl_tf.foundation.files import sha256, write_bytes
 from quarl_tf.runtime import POLICIES
-from quarl_tf.spec import DEFAULT_MARGIN_PERCENT, GREEDY, REFERENCE, Chance, Run, Scheme
+from quarl_tf.spec import DEFAULT_MARGIN_PERCENT, GREEDY, REFERENCE, Chance, Run
 from quarl_tf.store.records import Evaluation, Sidecar
+from quarl_tf.store.state import sources
 from quarl_tf.store.workspace import (
     evaluation_path,
     has_sidecar,
@@ -125,29 +125,17 @@ class Entry:
             # Several adopted policies may have its name.
             name = quote(str(self.artifact)) if self.run.adopted else self.name
             return f"quarl evaluate {name}{self.run.imports}"
-        check = self.sidecar.check
-        made = quantised_by(self.artifact, self.run, (check.get("source", REFERENCE),))
+        made = quantised_by(self.artifact, self.run)
         if made is not None:
-            return made + " --observations FILE" * ("recorded_sha256" in check)
-        # Beside other files of a training that is not here, it would be refused.
-        return trained_by(self.run, self.sidecar.scheme)
+            return made + " --observations FILE" * ("recorded_sha256" in self.sidecar.check)
+        return self.run.commands(self.sidecar.scheme)
 
 
-def quantised_by(
-    artifact: Path, run: Run, sources: Sequence[str] = (REFERENCE, "fp16")
-) -> str | None:
+def quantised_by(artifact: Path, run: Run) -> str | None:
     """Return the command that makes a flatbuffer of a float one beside it, if there is one."""
-    files = [artifact.with_name(f"{source}.tflite") for source in sources]
-    kept = [path for path in files if path.exists()]
-    if not kept or not Scheme.parse(artifact.stem).post_training:
+    if not (found := sources(artifact)):
         return None
-    return f"quarl quantize {quote(str(kept[0]))} --scheme {artifact.stem}{run.imports}"
-
-
-def trained_by(run: Run, scheme: str) -> str:
-    """Return the command that trains a run, after those of the runs that it needs."""
-    first = "" if run.needed is None else f"{trained_by(run.needed, REFERENCE)} && "
-    return f"{first}{run.command('run')} --schemes {scheme} --root DIR"
+    return f"quarl quantize {quote(str(found[0]))} --scheme {artifact.stem}{run.imports}"
 
 
 def entries(models: Path, name: str = _ANY) -> list[Entry]:

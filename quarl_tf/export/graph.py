@@ -289,21 +289,23 @@ def in_float16(content: bytes) -> bytes:
 
     A QuarlError where one would overflow.
     """
-    graph, wideners = Graph(content), list[Any]()
+    graph, wideners, widened = Graph(content), list[Any](), dict[Any, int]()
     for layer in [op for op in graph.operators if graph.name(op) in WEIGHTED]:
-        for index in layer.inputs[1:3]:
+        for position, index in enumerate(layer.inputs):
             values = graph.constant(index)
-            if values is None:
+            if position == 0 or values is None:
                 continue
             if (largest := np.abs(values).max()) > np.finfo(np.float16).max:
                 raise QuarlError(
-                    "fp16 holds numbers up to 65504; name schemes without it (--schemes "
-                    f"fp32,int8). Received: {graph.tensors[index].name.decode()} up to {largest}"
+                    "fp16 holds numbers up to 65504; choose another scheme. "
+                    f"Received: {graph.tensors[index].name.decode()} up to {largest}"
                 )
-            half = graph.add(index, b"_half", np.float16, values=values)
-            graph.tensors[index].buffer = 0
-            widener = graph.operator("DEQUANTIZE", [half], [index], version=_OF_HALVES)
-            wideners.append(widener)
+            # Layers may share a kernel.
+            layer.inputs[position] = widened.setdefault((values.shape, values.tobytes()), index)
+            if layer.inputs[position] == index:
+                half = graph.add(index, b"_half", np.float16, values=values)
+                graph.tensors[index].buffer = 0
+                wideners.append(graph.operator("DEQUANTIZE", [half], [index], version=_OF_HALVES))
     graph.operators[:0] = wideners
     return graph.pack()
 

@@ -27,11 +27,10 @@ from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import INT8_SCHEMES, REFERENCE, Run, Scheme, TensorFormat, actions
 from quarl_tf.spec.actions import Choices
+from quarl_tf.spec.scheme import FLOAT_SCHEMES
 from quarl_tf.store.records import Sidecar
-from quarl_tf.store.state import float_files, no_training
+from quarl_tf.store.state import sources
 from quarl_tf.store.workspace import Workspace, has_sidecar, sidecar_path, write_artifact
-
-_SOURCES = (REFERENCE, "fp16")  #: Schemes that others are made from.
 
 #: Keys of a sidecar's check that name what a copy was made from; without them, fp32 and rollouts.
 _MADE_FROM = ("source", "recorded_sha256")
@@ -45,7 +44,7 @@ def quantized(
 ) -> bytes:
     """Return a quantised float32 flatbuffer; a QuarlError where scheme or flatbuffer is unfit.
 
-    Of `ptq_wN` and `ptq_paper_wN` weights alone have grids, of the papers' granularity: one for a
+    Kernels of `ptq_wN` and `ptq_paper_wN` have grids of the papers' granularity: one for a
     fully-connected kernel, one per output channel for a convolution (QuaRL, Krishnan et al., arXiv
     1910.01055, section 3). Calibrated schemes need observations [n, ...]; `choices` are the
     numbers of discrete actions, if the greatest values of the head are chosen.
@@ -85,9 +84,9 @@ def quantized(
 
 def _impossible(scheme: Scheme) -> UsageError:
     return UsageError(
-        f"Without its training it can become fp16, {', '.join(INT8_SCHEMES)}, int8-LAYER=32, "
-        "ptq_opt_wNaN for N = 2 ... 8, or ptq_wN, ptq_opt_wN and ptq_paper_wN for N = 2 ... 32. "
-        f"Received: scheme={scheme.name!r}"
+        f"Without its training a file can become fp16, {', '.join(INT8_SCHEMES)}, "
+        "int8-LAYER=32, ptq_opt_wNaN for N = 2 ... 8, or ptq_wN, ptq_opt_wN and ptq_paper_wN for "
+        f"N = 2 ... 32. Received: scheme={scheme.name!r}"
     )
 
 
@@ -154,9 +153,9 @@ def described(content: bytes) -> dict[str, Any]:
 def float_policy(source: Path) -> tuple[Policy, bytes]:
     """Load an fp32 or fp16 policy, and its flatbuffer in float32; a UsageError for another."""
     policy = Policy.load(source)
-    if (scheme := policy.sidecar.scheme) not in _SOURCES:
+    if (scheme := policy.sidecar.scheme) not in FLOAT_SCHEMES:
         raise UsageError(
-            f"Policies are quantised from {'.tflite or '.join(_SOURCES)}.tflite. "
+            f"Policies are quantised from {'.tflite or '.join(FLOAT_SCHEMES)}.tflite. "
             f"Received: scheme={scheme!r} of {str(source)!r}"
         )
     content = flatbuffer.read(source)
@@ -175,7 +174,7 @@ def quantize(source: Path, scheme: Scheme, recorded: Path | None = None) -> Path
     """
     policy, content = float_policy(source)
     sidecar = policy.sidecar
-    if not scheme.post_training:
+    if not scheme.post_training or scheme.name == sidecar.scheme:
         raise _impossible(scheme)
     if recorded is not None and not scheme.calibrated:
         raise UsageError(
@@ -214,14 +213,16 @@ def quantize(source: Path, scheme: Scheme, recorded: Path | None = None) -> Path
 def export(workspace: Workspace, run: Run, scheme: Scheme) -> None:
     """Make a scheme of a run whose training is not here, of its float flatbuffer.
 
-    A QuarlError where there is none, or the scheme needs the training.
+    A QuarlError where that is not here, or the scheme needs the training.
     """
-    sources = float_files(workspace, run.run_id)
-    if sources and scheme.post_training:
-        quantize(sources[0], scheme)
+    if found := sources(workspace.artifact(run.run_id, scheme.name)):
+        quantize(found[0], scheme)
         return
     if not run.adopted:
-        raise no_training(workspace, run.run_id)
+        raise QuarlError(
+            f"{scheme.name} is made by a training, or of a float file, which is not here; make it "
+            f"elsewhere ({run.commands(scheme.name)}). Received: run={run.run_id!r}"
+        )
     raise QuarlError(
         f"The {REFERENCE} of an adopted run is the file it was adopted from; adopt it "
         f"again ({workspace.command(run.command('adopt'))}). "

@@ -176,6 +176,11 @@ class Run:
                 words += _option("-q", name, value)
         return shlex.join(words)
 
+    def commands(self, scheme: str) -> str:
+        """Return the commands that make a scheme anew in another folder, with what it needs."""
+        first = "" if self.needed is None else f"{self.needed.commands('fp32')} && "
+        return f"{first}{self.command('run')} --schemes {scheme} --root DIR"
+
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON-ready values, without None."""
         values = asdict(self) | {"modules": list(self.modules) or None}

@@ -160,6 +160,9 @@ _SCHEMES = {
     )
 }
 
+#: Schemes that others are made from.
+FLOAT_SCHEMES = ("fp32", "fp16")
+
 #: Schemes whose activations are int8 after training, with ranges from observations.
 INT8_SCHEMES = tuple(
     name for name, scheme in _SCHEMES.items() if scheme.kind in ("integer", "stock")

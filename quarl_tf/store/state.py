@@ -14,7 +14,8 @@ from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import sha256, write_bytes
 from quarl_tf.foundation.seeding import evaluation_seeds
 from quarl_tf.presets import Preset
-from quarl_tf.spec import ADOPTED, BASELINE, GREEDY, REFERENCE, Chance, Origin, Run
+from quarl_tf.spec import ADOPTED, BASELINE, GREEDY, REFERENCE, Chance, Origin, Run, Scheme
+from quarl_tf.spec.scheme import FLOAT_SCHEMES
 from quarl_tf.store import records
 from quarl_tf.store.records import Evaluation, Protocol, Sidecar, TrainingRecord
 from quarl_tf.store.workspace import (
@@ -226,11 +227,6 @@ def training_record(workspace: Workspace, run_id: str) -> TrainingRecord:
         record = TrainingRecord.load(folder / "training.json")
         require_same_run(folder, record.run_id)
         return record
-    raise no_training(workspace, run_id)
-
-
-def no_training(workspace: Workspace, run_id: str) -> QuarlError:
-    """Return the error on a run whose finished training is not here."""
     reason, remedy = "does not exist", "train it first (quarl train --algo … --env … --seed …)"
     if run_id.startswith(f"{ADOPTED}-"):
         reason = "is not here"
@@ -240,7 +236,7 @@ def no_training(workspace: Workspace, run_id: str) -> QuarlError:
     elif (run := exported_run(workspace, run_id)) is not None:
         reason = "is not here, only what was exported of it"
         remedy = f"train it first ({run.command('train')} --root DIR)"
-    return QuarlError(
+    raise QuarlError(
         f"The run {reason}; {remedy}. Received: run={run_id!r} in {workspace.root.resolve()}"
     )
 
@@ -287,7 +283,8 @@ def origin_network(
     where neither can be used.
     """
     folder = workspace.run_dir(run_id)
-    kept = float_files(workspace, run_id)
+    kept = [workspace.artifact(run_id, scheme) for scheme in FLOAT_SCHEMES]
+    kept = [path for path in kept if path.exists()]
     if (folder / "training.json").exists() or not kept:
         record = training_record(workspace, run_id)
         record.verify(folder)
@@ -326,20 +323,33 @@ def _any_sidecar(workspace: Workspace, run_id: str) -> Sidecar | None:
     return None
 
 
-def float_files(workspace: Workspace, run_id: str) -> list[Path]:
-    """Return the float flatbuffers of a run that are here: fp32, fp16."""
-    paths = [workspace.artifact(run_id, scheme) for scheme in (REFERENCE, "fp16")]
-    return [path for path in paths if path.exists()]
+def sources(artifact: Path) -> list[Path]:
+    """Return the float flatbuffers beside it of which a flatbuffer is made without its training.
+
+    A former copy tells by its sidecar what it was made of.
+    """
+    schemes = FLOAT_SCHEMES if Scheme.parse(artifact.stem).post_training else ()
+    with contextlib.suppress(QuarlError):
+        former = Sidecar.load(sidecar_path(artifact))
+        schemes = tuple(s for s in schemes if s == former.check.get("source", REFERENCE))
+    paths = [artifact.with_name(f"{scheme}.tflite") for scheme in schemes]
+    return [path for path in paths if path.exists() and path != artifact]
+
+
+def usual_schemes(workspace: Workspace, run: Run) -> list[str]:
+    """Return the default schemes; without the training, those that are here or can be made."""
+    paths = [workspace.artifact(run.run_id, name) for name in run.default_schemes]
+    begun = is_begun(workspace, run.run_id)
+    return [path.stem for path in paths if begun or path.exists() or sources(path)]
 
 
 def is_kept(workspace: Workspace, run: Run, preset: Preset) -> bool:
-    """Tell whether flatbuffers are here but not their training; a QuarlError for other settings."""
-    folder = workspace.artifact_dir(run.run_id)
-    if is_begun(workspace, run.run_id) or not any(folder.glob("*.tflite")):
-        return False
-    if (sidecar := _any_sidecar(workspace, run.run_id)) is not None:
+    """Tell whether exports are here but not their training; a QuarlError for other settings."""
+    sidecar = None if is_begun(workspace, run.run_id) else _any_sidecar(workspace, run.run_id)
+    if sidecar is not None:
+        folder = workspace.artifact_dir(run.run_id)
         require_same_settings(folder, asdict(sidecar), run, preset)
-    return True
+    return sidecar is not None
 
 
 def not_exported(workspace: Workspace, run: Run, schemes: Sequence[str]) -> list[str]:
@@ -381,14 +391,15 @@ def require_possible_settings(run: Run, preset: Preset) -> None:
 
 
 def require_trainable(workspace: Workspace, run: Run, preset: Preset) -> None:
-    """Refuse unfit settings, and flatbuffers whose run folder is missing, as in a clone."""
+    """Refuse to train with unfit settings, or beside exports whose training is not here."""
     require_possible_settings(run, preset)
     folder = workspace.artifact_dir(run.run_id)
-    if not is_begun(workspace, run.run_id) and any(folder.glob("*.tflite")):
+    exports = [*folder.glob("*.tflite")] or exported_run(workspace, run.run_id)
+    if exports and not is_begun(workspace, run.run_id):
         raise QuarlError(
             f"{folder} has what an earlier training was exported to, which is not here; make other "
-            "schemes of its float file (quarl quantize FILE --scheme SCHEME), work elsewhere "
-            f"(--root DIR) or delete that folder. Received: run={run.run_id!r}"
+            "schemes of its float file (quarl run), work elsewhere (--root DIR) or delete that "
+            f"folder. Received: run={run.run_id!r}"
         )
 
 

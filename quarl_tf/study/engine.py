@@ -25,7 +25,7 @@ from quarl_tf.foundation.errors import BusyError, QuarlError
 from quarl_tf.foundation.files import is_locked, unwritable, write_bytes
 from quarl_tf.foundation.provenance import available_cores, import_path
 from quarl_tf.spec import REFERENCE
-from quarl_tf.store.state import State, require_origin
+from quarl_tf.store.state import State, exported_run, require_origin
 from quarl_tf.store.workspace import Workspace
 from quarl_tf.study import Status, failure_path, plan
 from quarl_tf.study.claims import Claims
@@ -184,7 +184,8 @@ class _Pool:
         """Count the evaluated experiments of a job; drop the jobs whose reference is missing."""
         evaluated = [s.scheme.name for s in statuses if s.state == State.EVALUATED]
         self.done[job.run_id] = len(evaluated)
-        if not failed or REFERENCE in evaluated:
+        # Its dependents compare with what it was exported to, or wait for the end of this study.
+        if not failed or exported_run(self._workspace, job.run_id) is not None:
             return
         for dependent in [other for other in self.waiting if other.reference_id == job.run_id]:
             self.waiting.remove(dependent)

@@ -12,7 +12,7 @@ from quarl_tf.runtime.flatbuffer import WEIGHTED, Graph, decode, dequantized, pa
 
 
 def variables(
-    source: Path | bytes, preset: Preset, action_std: Sequence[float] | None = None
+    source: Path, preset: Preset, action_std: Sequence[float] | None = None
 ) -> dict[str, NDArray[np.float32]]:
     """Return the variables of the network of an exported fp32 or fp16 flatbuffer, by their names.
 

@@ -322,7 +322,7 @@ def test_published_results_are_kept(finished: Workspace, tmp_path: Path, capsys:
     assert "run='dqn-C" in refusal(capsys, *words, "dynamic_int8", code=1)
     assert not (tmp_path / "runs" / RUN_ID / "run.json").exists()
     words = ("export", RUN_ID, *task[-2:], "--schemes", "dynamic_int8")
-    assert "train it first (quarl " in refusal(capsys, *words, code=1)
+    assert "--schemes dynamic_int8 --root DIR" in refusal(capsys, *words, code=1)
     Workspace(tmp_path).artifact(RUN_ID, "fp32").unlink()  # It may be deleted once evaluated.
     assert verbs.main(["run", *task, "--bits", "3", "--dry-run"]) == 0
 

@@ -136,7 +136,7 @@ def test_results_stand_without_run_folders_as_in_clones(finished: Finished, tmp_
     engine.run(workspace, longer, engine.LocalEngine(1), silent, silent)
     assert states(tmp_path, longer)[1::2] == ["evaluated"] * 4
     assert states(tmp_path, longer)[::2] == ["failed", "evaluated", "failed", "exported"]
-    assert "train it first" in plan(workspace, longer)[0].reason
+    assert "--schemes fp32 --root DIR" in plan(workspace, longer)[0].reason
 
 
 #: Used as Python: copies the results of a run instead of doing it, and notes start and end.

@@ -22,7 +22,6 @@ from quarl_tf.export.ptq import described
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import Run, Scheme
-from quarl_tf.store import state
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import Workspace, sidecar_path
 from quarl_tf.training.exported import variables
@@ -343,6 +342,6 @@ def test_damaged_trainings_are_refused_and_flatbuffers_are_kept(copy: Workspace)
         assert f"run_ids={unfit!r}" in refused(pipeline.report, unfit, root=copy.root)
     assert "adopt it first" in refusal(copy, "adopted-CartPole-v1-s0-mine")
     assert snapshot(copy.artifact_dir(run_id)) == before
-    for path in (folder / "training.json", *state.float_files(copy, run_id)):
+    for path in (folder / "training.json", copy.artifact(run_id, "fp32")):
         path.unlink()
-    assert "train it first" in refusal(copy, run_id)
+    assert "--schemes ptq_w16 --root DIR" in refusal(copy, run_id)
