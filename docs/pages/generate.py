@@ -52,23 +52,17 @@ def write(path: str, text: str, *, after: bool = False) -> None:
 
 def command_line() -> str:
     """Return the help of every subcommand."""
-    parser = arguments.build()
-    parts = ["# Command line\n", _help(parser)]
-    for name, verb in _verbs(parser):
-        parts += [f"## quarl {name}\n", _help(verb)]
-    return "\n".join(parts)
+    parsers = _parsers(arguments.build())
+    sections = (f"## {one.prog}\n\n```text\n{one.format_help()}```\n" for one in parsers)
+    return "\n".join(["# Command line\n", *sections])
 
 
-def _help(parser: argparse.ArgumentParser) -> str:
-    return f"```text\n{parser.format_help()}```\n"
-
-
-def _verbs(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    yield parser
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            for name, verb in action.choices.items():
-                yield name, verb
-                yield from ((f"{name} {inner}", one) for inner, one in _verbs(verb))
+            for verb in action.choices.values():
+                yield from _parsers(verb)
 
 
 def preset_tables() -> str:
@@ -318,8 +312,11 @@ def policies() -> str:
     rows = []
     for (env_id, algo), group in groupby(SHELF, key=lambda e: (e.run.env_id, e.run.algo)):
         found = list(group)
-        rows.append([env_id, f"[{algo}]({env_id}-{algo}.md)", *_index_row(found)])
-        write(f"policies/{env_id}-{algo}.md", card(env_id, algo, found))
+        native = next((e for e in found if e.sidecar.scheme == "int8"), found[0])
+        _, verdict, _, _, mean, fp32, error, native_size = _card_row(native)
+        link = f"[{algo}]({env_id}-{algo}.md)"
+        rows.append([env_id, link, fp32, mean, error, verdict, native_size])
+        write(f"policies/{env_id}-{algo}.md", card(native, found))
     header = ["task", "policy", "fp32", "int8", "error", "verdict", "size"]
     return (
         "# Policies\n\nTrained policies of this repository: for each task, algorithm and scheme "
@@ -329,23 +326,9 @@ def policies() -> str:
     )
 
 
-def _index_row(found: list[Entry]) -> list[str]:
-    by_scheme = {entry.sidecar.scheme: entry for entry in found}
-    entry = by_scheme.get("int8") or found[0]
-    outcome = entry.outcome()
-    return [
-        number_text(outcome.reference_mean),
-        number_text(outcome.mean_return),
-        percent(outcome.error_percent),
-        outcome.verdict or DASH,
-        size(entry.sidecar.size_bytes),
-    ]
-
-
-def card(env_id: str, algo: str, found: list[Entry]) -> str:
-    """Return the card of a task's policies by one algorithm."""
-    native = next((e for e in found if e.sidecar.scheme == "int8"), found[0])
-    sidecar = native.sidecar
+def card(native: Entry, found: list[Entry]) -> str:
+    """Return the card of a task's policies by one algorithm, and how to act with one of them."""
+    env_id, algo, sidecar = native.run.env_id, native.run.algo, native.sidecar
     actions = (
         f"{sidecar.num_actions} discrete actions"
         if sidecar.num_actions is not None

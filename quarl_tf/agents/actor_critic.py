@@ -128,7 +128,7 @@ class ActorCritic(OnPolicyAgent):
             spec,
             optimizer=keras.optimizers.SGD(),
             actor_net=self._actor,
-            value_net=tf_agents.wrap(model.value, features_spec, "Value", tf_agents.value),
+            value_net=tf_agents.wrap(model.value, features_spec, "Value", lambda head: head[:, 0]),
             importance_ratio_clipping=preset.clip,
             entropy_regularization=preset.entropy_coefficient,
             value_pred_loss_coef=preset.value_coefficient,

@@ -47,7 +47,7 @@ def build(spec: EnvSpec, preset: DdpgPreset, seed: int, prepare: Change) -> OffP
         critic_model = networks.build_critic(spec, Design.of(preset, 1), seed)
         return [
             tf_agents.wrap(actor_model, observation_spec, "Actor"),
-            tf_agents.wrap(critic_model, critic_spec, "Critic", tf_agents.value),
+            tf_agents.wrap(critic_model, critic_spec, "Critic", lambda head: head[:, 0]),
         ]
 
     def gradient_step(network: tf_agents.ModelNetwork, rate: float) -> tf_agents.GradientStep:

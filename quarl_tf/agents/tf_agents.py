@@ -62,11 +62,6 @@ def wrap(
     return network
 
 
-def value(head: Any) -> Any:
-    """Read a head of one output as values [n]."""
-    return head[:, 0]
-
-
 class GradientStep:
     """A gradient step on a loss: gradients are clipped, then applied by an optimizer."""
 

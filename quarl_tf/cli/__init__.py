@@ -10,6 +10,7 @@ _EXTRAS = {
     **dict.fromkeys(("jinja2", "matplotlib", "pandas", "PIL", "seaborn"), "report"),
     "mcufit": "boards",
     "pygame": "video",
+    "ray": "cluster",
 }
 
 

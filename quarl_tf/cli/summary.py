@@ -216,28 +216,22 @@ def _row(
 def notes(artifact: Path, args: Namespace) -> Iterator[str]:
     """Yield what else a reader of the table of a file should know."""
     policy = Entry.load(artifact)
+    fp32, run = reference_path(artifact, policy.sidecar), policy.run.plain
     if policy.run.quantization is not None:
         yield (
             "note: a quantisation-aware training and its reference differ by chance as well; a "
             "report on several seeds tells more"
         )
-    yield _random_note(policy, args)
-
-
-def _random_note(policy: Entry, args: Namespace) -> str:
-    """Return a note where the fp32 of a file is not shown to be better than chance, else ""."""
-    fp32, run = reference_path(policy.artifact, policy.sidecar), policy.run.plain
     if _comparison(policy, args) is None:
-        return ""
+        return
     evaluation = _evaluation(fp32, args)
     random = state.baseline(fp32, run, evaluation.seeds)
-    if random is None or not compare.is_as_random(evaluation, random):
-        return ""
-    return (
-        f"note: fp32 of {run.run_id} ({fmean(evaluation.returns):.4g}) is not shown to earn more "
-        f"than a random policy ({fmean(random.returns):.4g}) and has little to lose; train it "
-        "longer or, if others trained it, check its inputs and outputs"
-    )
+    if random is not None and compare.is_as_random(evaluation, random):
+        yield (
+            f"note: fp32 of {run.run_id} ({fmean(evaluation.returns):.4g}) is not shown to earn "
+            f"more than a random policy ({fmean(random.returns):.4g}) and has little to lose; "
+            "train it longer or, if others trained it, check its inputs and outputs"
+        )
 
 
 def check_text(artifact: Path) -> str:

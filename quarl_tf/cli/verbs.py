@@ -701,7 +701,7 @@ def _evaluate_all(
     for folder in dict.fromkeys(path.parent for path in shown):
         siblings = [path for path in shown if path.parent == folder]
         _console.print(summary.results_table(siblings, args))
-        for note in filter(None, summary.notes(siblings[0], args)):
+        for note in summary.notes(siblings[0], args):
             _console.print(note, markup=False)
 
 

@@ -208,18 +208,7 @@ def normalised_error(
 def verdict(
     difference: Interval, reference_mean: float, margin_percent: float, episodes: int
 ) -> Verdict:
-    """Return the verdict on a difference, by the margin m = margin_percent / 100 * |R_fp32|.
-
-    The first that holds, where [low, high] is the 95 % interval of scheme - fp32:
-
-    * "inconclusive": fewer than `MIN_EPISODES` episodes, of the training with fewest.
-    * "no difference seen": all observations are 0, in `MIN_EPISODES` different episodes of each
-      training. If all are one other number, it is a gain or a loss where `unseen_percent` is below
-      50.
-    * "gain", low > 0.
-    * "within margin", low >= -m and R_fp32 != 0: a non-inferiority test at one-sided 2.5 %.
-    * "loss", high < 0.
-    * "inconclusive": both a loss beyond the margin and no loss are possible.
+    """Return the verdict on a difference: the first that holds in docs/start/reports.md.
 
     A UsageError where the margin is no number, negative or not finite.
     """

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ai_edge_litert.interpreter import Interpreter
 
-from quarl_tf.foundation.errors import QuarlError, one_line
+from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.provenance import import_path
 from quarl_tf.runtime import flatbuffer
 
@@ -75,7 +75,7 @@ def process_bytes(path: Path) -> int:
     env = {**os.environ, "PYTHONPATH": import_path()}
     process = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     if process.returncode:
-        output = (process.stdout.strip() or process.stderr.strip()).splitlines()
+        output = process.stderr.strip().splitlines()
         raise QuarlError(
             f"LiteRT cannot run the flatbuffer ({output[-1] if output else 'no output'}); "
             f"export it again. Received: path={str(path)!r}, exit code {process.returncode}"
@@ -90,19 +90,9 @@ def _resident() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def main(path: str) -> int:
-    """Print by how many bytes this process grows when it runs a flatbuffer."""
-    before = _resident()
-    try:
-        interpreter = Interpreter(model_path=path, num_threads=1)
-        interpreter.allocate_tensors()
-        interpreter.invoke()
-    except (ValueError, RuntimeError) as error:
-        print(one_line(error))
-        return 1
-    print(_resident() - before)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    before = _resident()
+    interpreter = Interpreter(model_path=sys.argv[1], num_threads=1)
+    interpreter.allocate_tensors()
+    interpreter.invoke()
+    print(_resident() - before)

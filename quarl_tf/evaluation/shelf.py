@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from shlex import quote
 from statistics import fmean
-from typing import Any, Self
+from typing import Self
 
 from quarl_tf.evaluation.compare import Comparison, compare
 from quarl_tf.foundation.errors import QuarlError, UsageError, unknown
@@ -151,11 +151,8 @@ def entries(models: Path, name: str = _ANY) -> list[Entry]:
     ]
     ranks = {entry.artifact.parent: _selection_returns(entry) for entry in policies}
 
-    def key(entry: Entry) -> Any:
-        return entry.artifact.exists(), ranks[entry.artifact.parent]
-
-    best_first = sorted(policies, key=key, reverse=True)
-    return sorted(best_first, key=lambda entry: entry.name)
+    policies.sort(key=lambda entry: ranks[entry.artifact.parent], reverse=True)
+    return sorted(policies, key=lambda entry: (entry.name, not entry.artifact.exists()))
 
 
 def _name(artifact: Path) -> str:

@@ -88,8 +88,12 @@ class TrainedNetwork:
 
     def export(self, scheme: Scheme) -> None:
         """Export it in a possible scheme; a QuarlError where a flatbuffer is not its network."""
-        make = _convert_aware if scheme.aware else _convert_float
-        content, expected = make(self, scheme)
+        if scheme.aware:
+            content, expected = _convert_aware(self, scheme)
+        else:  # fp32, which others are made of.
+            content, expected = self.float32(acting=scheme.calibrated)
+        if scheme.name == "dynamic_int8":
+            content = self.convert(networks.unscaled(expected), scheme)
         policy = Policy(content, _describe(self, scheme, content))
         sidecar = replace(policy.sidecar, check=_compare(policy, expected, self.observations))
         if scheme.post_training:
@@ -120,17 +124,6 @@ def _describe(training: TrainedNetwork, scheme: Scheme, content: bytes) -> Sidec
         trained_on=record.processors,
         **ptq.described(content),
     )
-
-
-def _convert_float(training: TrainedNetwork, scheme: Scheme) -> tuple[bytes, keras.Model]:
-    """Convert to dynamic_int8, or to the fp32 that other schemes are made of.
-
-    Returns the flatbuffer and the network that it should compute.
-    """
-    reference, network = training.float32(acting=scheme.calibrated)
-    if scheme.name != "dynamic_int8":
-        return reference, network
-    return training.convert(networks.unscaled(network), scheme), network
 
 
 def _convert_aware(training: TrainedNetwork, scheme: Scheme) -> tuple[bytes, keras.Model]:

@@ -60,7 +60,7 @@ def quantized(content: bytes, observations: Array, recipe: Recipe) -> bytes:
     if observations.ndim == 1 + IMAGE_RANK:
         images = observations[:: math.ceil(len(observations) / _COMPARED)]
         ends = _narrowed(rounded, recipe, ends, steps, images, heads(content, images))
-    return _written(rounded, recipe, _grids(ends), steps)
+    return _Writer(Graph(rounded), recipe, _grids(ends), steps).write()
 
 
 def _narrowed(
@@ -75,7 +75,7 @@ def _narrowed(
     limit = _MOST_ERROR * (reference - reference.mean(axis=0)).std()
 
     def error(ends: _Ends) -> float:
-        copy = _written(content, float_head, _grids(ends), steps)
+        copy = _Writer(Graph(content), float_head, _grids(ends), steps).write()
         errors = np.square(heads(copy, images) - reference).reshape(len(images), -1).mean(axis=1)
         return float(np.minimum(np.sqrt(errors), limit).mean())
 
@@ -85,7 +85,7 @@ def _narrowed(
         searched.append(index)
         return _grids(whole)(index, form)
 
-    _written(content, float_head, noted, steps)
+    _Writer(Graph(content), float_head, noted, steps).write()
     ends, least = whole, error(whole) if searched else 0.0
     for index in searched * _ROUNDS:
         for part in _PARTS:
@@ -104,13 +104,6 @@ def _grids(ends: _Ends) -> _Grids:
         return grid_between(low, high, form)
 
     return grid
-
-
-def _written(content: bytes, recipe: Recipe, grid: _Grids, steps: _Steps) -> bytes:
-    """Return a float32 flatbuffer with integers where a recipe has formats."""
-    graph = Graph(content)
-    _Writer(graph, recipe, grid, steps).write()
-    return graph.pack()
 
 
 def trained(
@@ -132,8 +125,7 @@ def trained(
         steps[name] = np.asarray(grid["kernel"].step, np.float64) * factor
         outputs[layer.outputs[0]], factor = grid["output"], 1.0
     observation = grids[0]["output"]
-    _Writer(graph, recipe, lambda index, _: outputs.get(index, observation), steps).write()
-    return graph.pack()
+    return _Writer(graph, recipe, lambda index, _: outputs.get(index, observation), steps).write()
 
 
 def _fold_byte_scaling(graph: Graph) -> None:
@@ -177,7 +169,7 @@ class _Writer:
         self._integers: dict[int, int] = {}  #: Integer tensors by the float ones they replace.
         self._operators: list[Any] = []
 
-    def write(self) -> None:
+    def write(self) -> bytes:
         graph = self._graph
         for operator in graph.operators:
             name = graph.name(operator)
@@ -192,6 +184,7 @@ class _Writer:
                 self._operators.append(operator)
         self._to_float(graph.outputs)
         graph.operators[:] = self._operators
+        return graph.pack()
 
     def _write_layer(
         self, operator: Any, layer: str, weights: TensorFormat, activations: TensorFormat

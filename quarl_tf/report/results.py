@@ -151,11 +151,6 @@ class CellResults:
         """Return the rows of each training of a column."""
         return self.trainings[column :: len(self.rows)]
 
-    def training_means(self, column: int) -> list[float]:
-        """Return the mean return of each training of a column that has a result."""
-        rows = self.trainings_of(column)
-        return [row.returns.mean for row in rows if row.returns is not None]
-
     @property
     def episodes(self) -> int | None:
         """Return the episodes per flatbuffer."""

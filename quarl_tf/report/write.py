@@ -26,7 +26,7 @@ from quarl_tf.report.notes import blame_rows, last_networks, memory_rows, notes_
 from quarl_tf.report.page import dtypes, provenance, write_pages
 from quarl_tf.report.play import animation
 from quarl_tf.report.results import CellResults, Missing, Source, finite, load
-from quarl_tf.spec import BASELINE, DEFAULT_SCHEMES, REFERENCE, Run, Scheme
+from quarl_tf.spec import BASELINE, REFERENCE, Run, Scheme
 from quarl_tf.spec.cell import Cell, Column
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.state import exported_run, is_begun
@@ -180,12 +180,8 @@ def _exported(workspace: Workspace, run_ids: Sequence[str]) -> list[Scheme]:
         with contextlib.suppress(UsageError):  # Not named after a scheme.
             schemes.append(Scheme.parse(name))
 
-    def place(scheme: Scheme) -> tuple[int, int, int, str]:
-        families, names = [None, *FAMILIES], [*DEFAULT_SCHEMES, scheme.name]
-        order = families.index(family(scheme)), -scheme.weight_bits
-        return *order, names.index(scheme.name), scheme.name
-
-    return sorted(schemes, key=place)
+    families = [None, *FAMILIES]
+    return sorted(schemes, key=lambda s: (families.index(family(s)), -s.weight_bits, s.name))
 
 
 def _summary(cell: CellResults) -> dict[str, Any]:

@@ -337,10 +337,11 @@ def sources(artifact: Path) -> list[Path]:
 
 
 def usual_schemes(workspace: Workspace, run: Run) -> list[str]:
-    """Return the default schemes; without the training, those that are here or can be made."""
+    """Return the default schemes; of exports without their training, those that can be used."""
+    if is_begun(workspace, run.run_id) or exported_run(workspace, run.run_id) is None:
+        return [*run.default_schemes]
     paths = [workspace.artifact(run.run_id, name) for name in run.default_schemes]
-    begun = is_begun(workspace, run.run_id)
-    return [path.stem for path in paths if begun or path.exists() or sources(path)]
+    return [path.stem for path in paths if path.exists() or sources(path)]
 
 
 def is_kept(workspace: Workspace, run: Run, preset: Preset) -> bool:

@@ -184,8 +184,8 @@ class _Pool:
         """Count the evaluated experiments of a job; drop the jobs whose reference is missing."""
         evaluated = [s.scheme.name for s in statuses if s.state == State.EVALUATED]
         self.done[job.run_id] = len(evaluated)
-        # Its dependents compare with what it was exported to, or wait for the end of this study.
-        if not failed or exported_run(self._workspace, job.run_id) is not None:
+        known = REFERENCE in evaluated or exported_run(self._workspace, job.run_id) is not None
+        if not failed or known:
             return
         for dependent in [other for other in self.waiting if other.reference_id == job.run_id]:
             self.waiting.remove(dependent)
@@ -357,14 +357,12 @@ class RayEngine:
     """
 
     def __init__(self, address: str | None, cores: int, gather_in: Path | None = None) -> None:
-        """Connect, or start a cluster on this machine without an address; else a QuarlError."""
-        try:
-            import ray
-        except ImportError as error:
-            raise QuarlError(
-                "A study on a cluster needs Ray; install it on every node, in the folder of "
-                f"quarl_tf: pip install '.[cluster]'. Received: {error}"
-            ) from error
+        """Connect, or start a cluster on this machine without an address; else a QuarlError.
+
+        A ModuleNotFoundError without the extra `cluster`.
+        """
+        import ray
+
         self._ray, self._running = ray, dict[Any, Job]()
         self.slots = sys.maxsize  # Ray queues the tasks.
         try:

@@ -324,7 +324,7 @@ def test_what_cannot_be_made_is_refused(copy: Workspace, monkeypatch: Patch) -> 
     write_network(copy.run_dir(run_id), convert.TrainedNetwork(copy, VALUES).weights | large)
     few_bits.unlink()
     message = refusal(copy, run_id, "fp16", "ptq_w4")
-    assert re.search(r"up to 65504.*--schemes.*Received: .*head.* up to 1000000", message)
+    assert re.search(r"up to 65504.*Received: .*head.* up to 1000000", message)
     assert not half.exists()
     assert few_bits.exists()  # What follows it is made.
 
@@ -342,6 +342,7 @@ def test_damaged_trainings_are_refused_and_flatbuffers_are_kept(copy: Workspace)
         assert f"run_ids={unfit!r}" in refused(pipeline.report, unfit, root=copy.root)
     assert "adopt it first" in refusal(copy, "adopted-CartPole-v1-s0-mine")
     assert snapshot(copy.artifact_dir(run_id)) == before
-    for path in (folder / "training.json", copy.artifact(run_id, "fp32")):
+    floats = (copy.artifact(run_id, scheme) for scheme in ("fp32", "fp16"))
+    for path in (folder / "training.json", *floats):
         path.unlink()
     assert "--schemes ptq_w16 --root DIR" in refusal(copy, run_id)

@@ -93,7 +93,8 @@ def _draw_cell(axes: Axes, cell: CellResults, widths: Sequence[int]) -> None:
         x, dashes = [places[number] for number in numbers], style.FAMILIES[kind].line
         means = [math.nan if (r := rows[number].returns) is None else r.mean for number in numbers]
         axes.plot(x, means, color=GREY, ls=dashes, lw=1.2, zorder=2)
-        training_means = [cell.training_means(number) for number in numbers]
+        trainings = [cell.trainings_of(number) for number in numbers]
+        training_means = [[row.returns.mean for row in one if row.returns] for one in trainings]
         if len(set(map(len, training_means))) == 1 and len(training_means[0]) > 1:
             axes.plot(x, np.array(training_means), color="#c9ccd1", ls=dashes, lw=0.9, zorder=1)
     text_style: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "rotation": 90}
