@@ -113,7 +113,9 @@ def export(
     workspace = Workspace(Path(root))
     kinds.NAME.require("run_id", run_id)
     run = known_run(workspace, run_id)
-    names = usual_schemes(workspace, run) if schemes is None else _listed("schemes", schemes)
+    # Where none can be used, the first says so.
+    usual = usual_schemes(workspace, run) or run.default_schemes[:1]
+    names = usual if schemes is None else _listed("schemes", schemes)
     require_possible(run, map(Scheme.parse, names))
     missing = not_exported(workspace, run, names)
     copy_curve(workspace, run_id)

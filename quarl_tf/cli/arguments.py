@@ -130,7 +130,8 @@ _ARTIFACTS = _option("artifacts", _FILE_HELP, metavar="ARTIFACT", nargs="+")
 _SCHEMES = _option(
     "--schemes",
     "schemes, separated by commas (default: fp32, fp16, dynamic_int8, int8 and ptq_w8 to ptq_w2, "
-    "or what a quantisation-aware training is for)",
+    "or what a quantisation-aware training is for; of what was trained elsewhere, those that can "
+    "be made)",
     metavar="LIST",
 )
 _MARGIN_HELP = "acceptable loss, in %% of fp32's return (default: %(default)s)"

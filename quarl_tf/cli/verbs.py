@@ -622,7 +622,7 @@ def _override(text: str, option: str = "-p") -> tuple[str, Any]:
 def _schemes(args: Namespace, run: Run | None = None, *, reference: bool = False) -> list[str]:
     """Return the schemes asked for, which have to be those of a `run`; `reference` adds fp32."""
     if args.schemes is None:
-        names = [*DEFAULT_SCHEMES] if run is None else state.usual_schemes(args.workspace, run)
+        names = [*DEFAULT_SCHEMES] if run is None else _usual_schemes(args, run)
     else:
         names = [name.strip() for name in args.schemes.split(",") if name.strip()]
     if not names:
@@ -631,6 +631,14 @@ def _schemes(args: Namespace, run: Run | None = None, *, reference: bool = False
     if run is not None:
         require_possible(run, schemes)
     return list(dict.fromkeys([REFERENCE] * reference + [scheme.name for scheme in schemes]))
+
+
+def _usual_schemes(args: Namespace, run: Run) -> list[str]:
+    """Return the default schemes; without the training, those that can be used or have a result."""
+    usable, workspace = state.usual_schemes(args.workspace, run), args.workspace
+    paths = [workspace.artifact(run.run_id, name) for name in run.default_schemes]
+    names = [path.stem for path in paths if path.stem in usable or _stands(args, run, path)]
+    return names or [*run.default_schemes[:1]]
 
 
 def _train_one(args: Namespace, run: Run, preset: Preset) -> None:
@@ -675,7 +683,8 @@ def _export_and_evaluate(args: Namespace, run: Run, schemes: Sequence[str]) -> l
             _export_all(args, run.run_id, schemes)
     except QuarlError:
         failed = state.not_exported(args.workspace, run, schemes)
-        _evaluate_all(args, [path for path in needed if path.stem not in failed])
+        made, shown = ([p for p in ps if p.stem not in failed] for ps in (needed, artifacts))
+        _evaluate_all(args, made, shown)
         raise
     _evaluate_all(args, needed, artifacts)
     return artifacts

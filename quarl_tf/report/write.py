@@ -29,7 +29,7 @@ from quarl_tf.report.results import CellResults, Missing, Source, finite, load
 from quarl_tf.spec import BASELINE, REFERENCE, Run, Scheme
 from quarl_tf.spec.cell import Cell, Column
 from quarl_tf.store.records import Sidecar
-from quarl_tf.store.state import exported_run, is_begun
+from quarl_tf.store.state import has_exports, is_begun
 from quarl_tf.store.workspace import Workspace, checked_report_name, report_name, sidecar_path
 
 
@@ -243,6 +243,6 @@ def _remedy(source: Source, missing: Missing, run: Run, command: str, options: s
         if scheme != BASELINE and (made := quantised_by(artifact, run)) is not None:
             return f"{made} && quarl evaluate {shlex.quote(str(artifact))}{options}{run.imports}"
         # Beside what its training was exported to, it would not be trained.
-        if not run.adopted and exported_run(workspace, missing.run_id) is not None:
+        if not run.adopted and has_exports(workspace, missing.run_id):
             return f"{command} --root DIR"
     return workspace.command(command)

@@ -243,7 +243,12 @@ def training_record(workspace: Workspace, run_id: str) -> TrainingRecord:
 
 def starting_from(workspace: Workspace, origin: str, run: Run, preset: Preset) -> Run:
     """Return the run with the finished training `origin`, which has the same architecture."""
-    path, record = origin_network(workspace, origin, run.origin)
+    try:
+        path, record = origin_network(workspace, origin, run.origin)
+    except QuarlError:
+        if (known := _known_start(workspace, origin, run)) is None:
+            raise
+        return known
     run = replace(run, origin=Origin(Run.from_dict(record.run), sha256(path)))
     origin_settings = presets.settings(run, record.preset)
     settings = presets.settings(run, asdict(preset))
@@ -254,6 +259,17 @@ def starting_from(workspace: Workspace, origin: str, run: Run, preset: Preset) -
                 f"it. Received: {name}={settings[name]!r} for {origin_settings[name]!r}"
             )
     return run
+
+
+def _known_start(workspace: Workspace, origin: str, run: Run) -> Run | None:
+    """Return the run from `origin` by what such a training was exported to, as in a clone."""
+    for path in sorted(workspace.artifact_dir(run.run_id).parent.glob("*-from*/*.json")):
+        with contextlib.suppress(QuarlError):
+            known = Run.from_dict(Sidecar.load(path).run)
+            is_same = replace(known, origin=None) == replace(run, origin=None)
+            if is_same and known.origin and known.origin.run.run_id == origin:
+                return known
+    return None
 
 
 def require_origin(workspace: Workspace, origin: Origin) -> None:
@@ -374,6 +390,12 @@ def is_trained(workspace: Workspace, run_id: str) -> bool:
     return any(workspace.artifact_dir(run_id).glob("*.json"))
 
 
+def has_exports(workspace: Workspace, run_id: str) -> bool:
+    """Tell whether something that a training was exported to is here."""
+    found = any(workspace.artifact_dir(run_id).glob("*.tflite"))
+    return found or exported_run(workspace, run_id) is not None
+
+
 def is_begun(workspace: Workspace, run_id: str) -> bool:
     """Tell whether a training has begun here."""
     folder = workspace.run_dir(run_id)
@@ -394,13 +416,11 @@ def require_possible_settings(run: Run, preset: Preset) -> None:
 def require_trainable(workspace: Workspace, run: Run, preset: Preset) -> None:
     """Refuse to train with unfit settings, or beside exports whose training is not here."""
     require_possible_settings(run, preset)
-    folder = workspace.artifact_dir(run.run_id)
-    exports = [*folder.glob("*.tflite")] or exported_run(workspace, run.run_id)
-    if exports and not is_begun(workspace, run.run_id):
+    if has_exports(workspace, run.run_id) and not is_begun(workspace, run.run_id):
         raise QuarlError(
-            f"{folder} has what an earlier training was exported to, which is not here; make other "
-            "schemes of its float file (quarl run), work elsewhere (--root DIR) or delete that "
-            f"folder. Received: run={run.run_id!r}"
+            f"{workspace.artifact_dir(run.run_id)} has what an earlier training was exported to, "
+            "which is not here; make other schemes of its float file, if there is one (quarl run), "
+            f"work elsewhere (--root DIR) or delete that folder. Received: run={run.run_id!r}"
         )
 
 

@@ -323,8 +323,11 @@ def test_published_results_are_kept(finished: Workspace, tmp_path: Path, capsys:
     assert not (tmp_path / "runs" / RUN_ID / "run.json").exists()
     words = ("export", RUN_ID, *task[-2:], "--schemes", "dynamic_int8")
     assert "--schemes dynamic_int8 --root DIR" in refusal(capsys, *words, code=1)
-    Workspace(tmp_path).artifact(RUN_ID, "fp32").unlink()  # It may be deleted once evaluated.
+    for path in tmp_path.glob("tflite_models/*/*/*/*.tflite"):  # May be deleted once evaluated.
+        path.unlink()
     assert verbs.main(["run", *task, "--bits", "3", "--dry-run"]) == 0
+    assert "--root DIR" in refusal(capsys, "export", RUN_ID, *task[-2:], code=1)
+    assert "verdict" in printed(capsys, "run", *task, "--episodes", "5", "--no-report")
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from quarl_tf.quantization import quantizing
 from quarl_tf.spec import Run
 from quarl_tf.store.records import Sidecar, TrainingRecord
 from quarl_tf.store.state import finished_training, require_origin, starting_from
-from quarl_tf.store.workspace import Workspace
+from quarl_tf.store.workspace import Workspace, sidecar_path
 from quarl_tf.training import checkpoint, loop
 from quarl_tf.training.collector import Collector
 from quarl_tf.training.rollout import rollout
@@ -279,6 +279,12 @@ def test_a_flatbuffer_stands_in_for_a_run_to_start_from(copy: Workspace) -> None
     content[-100] ^= 1
     fp32.write_bytes(content)
     assert f"Received: path='{fp32}" in refused(starting_from, *arguments)
+    # Without either, what such a training was exported to tells what it started from.
+    shutil.rmtree(fp32.parent)
+    assert "train it first" in refused(starting_from, *arguments)
+    known = replace(sidecar, run=run.to_dict(), run_id=run.run_id)
+    known.save(sidecar_path(copy.artifact(run.run_id, "fp32")))
+    assert starting_from(*arguments) == run
 
 
 def test_a_start_that_does_not_fit_is_one_line(trained: Workspace, capsys: Capsys) -> None:
