@@ -131,10 +131,11 @@ def few_bits() -> str:
     """Return what trainings at each width cost."""
     ways = ("qat_int8", "qat_w4a4", "ptq_opt_w4a4", "qat_w3a3", "qat_w2a2")
     rows = []
-    for cell, group in groupby(report("few-bits")["pooled"], key=lambda row: row["cell"]):
-        found = {row["scheme"]: row for row in group}
-        texts = [DASH if way not in found else _cost(found[way]) for way in ways]
-        rows.append([cell, number_text(found["fp32"]["return_mean"]), *texts])
+    for name, told in (("few-bits", ""), ("fine-tuning", ", fine-tuned")):
+        for cell, group in groupby(report(name)["pooled"], key=lambda row: row["cell"]):
+            found = {row["scheme"]: row for row in group}
+            texts = [DASH if way not in found else _cost(found[way]) for way in ways]
+            rows.append([cell + told, number_text(found["fp32"]["return_mean"]), *texts])
     header = ["cell", "return of fp32", "8 bits", "4 bits", "4 bits after training"]
     return table([*header, "3 bits", "2 bits"], rows, 6)
 

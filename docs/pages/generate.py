@@ -38,7 +38,7 @@ ROOMS = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/design/rooms.md").read_text(
 #: Reports that are pages.
 STUDIES = (
     *("ptq", "games", "games-again", "games-greedy", "games-sampled", "int8", "qat", "few-bits"),
-    *("li", "regularisation", "options", "airnav"),
+    *("fine-tuning", "li", "regularisation", "options", "airnav"),
 )
 
 
