@@ -39,7 +39,8 @@ def notes_on(cell: CellResults) -> Iterator[dict[str, Any]]:
         run = Run.from_dict(result.sidecar.run)
         if run.quantization is not None:
             seeds.add(run.seed)
-            if result.sidecar.trained_on != trained_on[run.plain.run_id]:
+            elsewhere = result.sidecar.trained_on != trained_on[run.plain.run_id]
+            if elsewhere and run.origin is None:  # Others start from their reference.
                 bits[run.quantization.bits] = None
     if len(seeds) == 1:
         yield {"key": "one_seed"}

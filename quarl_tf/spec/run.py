@@ -178,7 +178,7 @@ class Run:
 
     def commands(self, scheme: str) -> str:
         """Return the commands that make a scheme anew in another folder, with what it needs."""
-        first = "" if self.needed is None else f"{self.needed.commands('fp32')} && "
+        first = "" if self.needed is None else f"{self.needed.commands(REFERENCE)} && "
         return f"{first}{self.command('run')} --schemes {scheme} --root DIR"
 
     def to_dict(self) -> dict[str, Any]:

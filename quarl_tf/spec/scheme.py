@@ -161,7 +161,7 @@ _SCHEMES = {
 }
 
 #: Schemes that others are made from.
-FLOAT_SCHEMES = ("fp32", "fp16")
+FLOAT_SCHEMES = (REFERENCE, "fp16")
 
 #: Schemes whose activations are int8 after training, with ranges from observations.
 INT8_SCHEMES = tuple(

@@ -518,6 +518,9 @@ def test_one_seed_other_processors_and_last_networks_are_noted(workspace: Worksp
     assert notes(workspace, run).keys() == {"one_seed"}
     change(workspace.artifact_dir(run.run_id) / "qat_w4a4.json", trained_on=["Gamma"])
     assert notes(workspace, run)["other_processor"]["bits"] == [4]
+    tuned = add_run(workspace, replace(run, origin=Origin(plain, "a" * 64)))
+    change(workspace.artifact_dir(tuned.run_id) / "qat_w4a4.json", trained_on=["Gamma"])
+    assert notes(workspace, tuned).keys() == {"one_seed"}  # It starts from its reference.
     # Last networks stand beside the best of their own precision, from the burst after the delay.
     add_curve(workspace, run, {25_000: 500, 25_001: 499, 30_000: 470, 40_000: 9})
     folder = write(workspace, run)
