@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from quarl_tf import environments
 from quarl_tf.environments.acting import ticks
-from quarl_tf.export import auto, calibration, integer, preparation, ptq
+from quarl_tf.export import auto, calibration, integer, ptq
 from quarl_tf.export.graph import in_float32
 from quarl_tf.foundation.files import write_text
 from quarl_tf.foundation.seeding import environment_seed
@@ -35,15 +35,16 @@ FILES = (
     "QbertNoFrameskip-v4/dqn/s0-23afa1db/fp16.tflite",
     "BreakoutNoFrameskip-v4/ppo/s0-aa368bfb/fp16.tflite",
     "SeaquestNoFrameskip-v4/dqn/s0-23afa1db/fp16.tflite",
-    "BeamRiderNoFrameskip-v4/a2c/s0-bbfa8fa5/fp32.tflite",
+    "BeamRiderNoFrameskip-v4/a2c/s0-bbfa8fa5/fp16.tflite",
+    "SpaceInvadersNoFrameskip-v4/a2c/s0-bbfa8fa5/fp16.tflite",
     "PongNoFrameskip-v4/dqn/s0-4b456516/fp32.tflite",
     "MsPacmanNoFrameskip-v4/ppo/s0-93fd9ade/fp16.tflite",
 )
 
-#: The constants of `int8` that a variant changes.
+#: What a variant changes in `export.integer`.
 VARIANTS: dict[str, dict[str, Any]] = {
     "ranges of all images": {"_PARTS": (1.0,)},
-    "half as many numbers for the head": {"_SPREAD": 16},
+    "a head of 8 bits": {"has_fine_head": lambda _: False},
     "int8": {},
     "int8, rollouts of quarl quantize": {},
 }
@@ -96,9 +97,8 @@ def measure(path: Path, names: Iterable[str]) -> dict[str, dict[str, float]]:
     results = {}
     for name in names:
         with ExitStack() as stack:
-            for constant, value in VARIANTS[name].items():
-                module = integer if hasattr(integer, constant) else preparation
-                stack.enter_context(patch.object(module, constant, value))
+            for key, value in VARIANTS[name].items():
+                stack.enter_context(patch.object(integer, key, value))
             images = observations(by_quantize=name.endswith("quantize"))
             copy = ptq.quantized(content, scheme, images, choices)
         chosen = auto.heads(copy, policy, states).argmax(axis=1)

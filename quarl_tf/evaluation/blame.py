@@ -9,7 +9,7 @@ from quarl_tf.evaluation.compare import Interval, differences, effective_games, 
 from quarl_tf.evaluation.play import AGREEMENT_TOLERANCE
 from quarl_tf.export import auto, calibration, integer
 from quarl_tf.export.activations import tensor_values
-from quarl_tf.export.graph import BETWEEN_ONES, Graph
+from quarl_tf.export.graph import Graph
 from quarl_tf.export.preparation import prepared
 from quarl_tf.quantization.grid import BYTE, Array, grid_between, snap
 from quarl_tf.runtime import flatbuffer
@@ -17,8 +17,7 @@ from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import Recipe
 from quarl_tf.spec.actions import agreement
 
-#: Resolution of a head that is spread over int8 numbers.
-_SPREAD = replace(BYTE, bits=13)
+_FINE = replace(BYTE, bits=16)  #: The grid of a fine head.
 
 _WORST = 3  #: Layers whose gain in return is measured, those with the largest share of the error.
 
@@ -30,7 +29,7 @@ class Blame:
     layer: str
     low: float  #: Smallest output over rollouts, and the largest.
     high: float
-    codes: int  #: Codes that the outputs take, of 256; of 8192 for a head of images.
+    codes: int  #: Codes that the outputs take, of 256; of 65,536 for a head of images.
     saturated: float  #: Share of the outputs at the ends of the grid.
     noise: float  #: Signal to rounding noise of the outputs, in dB.
     share: float  #: Share of the squared error of the head, each layer alone in int8.
@@ -51,11 +50,8 @@ def blame(content: bytes, policy: Policy, episodes: int) -> list[Blame]:
     graph, errors = Graph(content), auto.errors(content, policy, observations)
     effects = []
     for name, layer in graph.layers().items():
-        is_inner = layer.outputs[0] not in graph.outputs
-        if name == "head" and is_inner and graph.activation(layer) == BETWEEN_ONES:  # Spread.
-            form, outputs = _SPREAD, auto.heads(content, policy, observations)
-        else:
-            form, outputs = BYTE, tensor_values(graph, layer, "outputs", observations)
+        form = _FINE if name == "head" and integer.has_fine_head(graph) else BYTE
+        outputs = tensor_values(graph, layer, "outputs", observations)
         low, high = float(outputs.min()), float(outputs.max())
         grid = grid_between(np.array(low), np.array(high), form)
         rounded = snap(outputs, grid, form)

@@ -28,16 +28,15 @@ def chosen(content: bytes, policy: Policy, observations: Array) -> tuple[bytes, 
     choices = policy.sidecar.num_actions
     int8_content = prepared(content, observations, choices)
     centred_content = centred(content, choices)
-    float_head_content = prepared(content, observations, choices, float_head=True)
     layer_errors = errors(int8_content, policy, observations)
     worst = max(layer_errors, key=lambda layer: (layer != "head", layer_errors[layer]))
     recipes = {
         "int8": (int8_content, INT8),
         "not equalised": (centred_content, INT8),
         "int8_tensor": (centred_content, Scheme.parse("int8_tensor").recipe),
-        "head in float": (float_head_content, INT8.without("head")),
+        "head in float": (int8_content, INT8.without("head")),
         f"{worst} in float": (int8_content, INT8.without(worst)),
-        f"{worst} and head in float": (float_head_content, INT8.without(worst).without("head")),
+        f"{worst} and head in float": (int8_content, INT8.without(worst).without("head")),
     }
     returns: dict[str, Array] = {}
     best, file = "", b""

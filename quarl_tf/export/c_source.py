@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from quarl_tf.export.graph import BETWEEN_ONES, NONE, RELU, UNIT_STEP, VALID, Graph
+from quarl_tf.export.graph import NONE, RELU, VALID, Graph
+from quarl_tf.export.integer import FINER
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import write_text
 from quarl_tf.quantization.grid import Array
@@ -160,12 +161,13 @@ class _Writer:
         self._low, self._high = np.float64(-_FARTHEST), np.float64(_FARTHEST)
         #: The code of 0 in the array, and whether the layer clips there.
         self._zero, self._relu = 0, False
-        self._largest = 128  #: The largest integer of a head, in size.
+        #: The largest integer of a head, in size, and how many of them are a code.
+        self._largest, self._finer = 128, 1
         self._layers = {id(operator): name for name, operator in self._graph.layers().items()}
         writers = _FIXED_OPERATORS if fixed else _OPERATORS
         operators, kinds = list(self._graph.operators), list(audit.operators)
         suffix = " in fixed point" * fixed
-        known = {*writers, *_REFINED}
+        known = {*writers, *_REFINED, *_FINE_HEAD}
         if not any(kind.endswith(" int8") for kind in kinds):  # A float file.
             known -= {"FULLY_CONNECTED float32"}
         # Before the chain is followed, which such an operator may break.
@@ -175,18 +177,18 @@ class _Writer:
             if kinds[: len(_REFINED)] == _REFINED:
                 self._refine(operators[: len(_REFINED)])
                 del operators[: len(_REFINED)], kinds[: len(_REFINED)]
+            if kinds[: len(_FINE_HEAD)] == _FINE_HEAD:
+                self._write_fine_head(operators[: len(_FINE_HEAD)])
+                del operators[: len(_FINE_HEAD)], kinds[: len(_FINE_HEAD)]
             operator, kind = operators.pop(0), kinds.pop(0)
             if kind not in writers or (kind == "FULLY_CONNECTED float32" and not self.products):
                 raise _refusal(kind + suffix)
             activation = self._graph.activation(operator)
             self._relu = activation == RELU and id(operator) in self._layers
             sources = [i for i in operator.inputs if i >= 0 and self._tensors[i].data is None]
-            # The ends of these codes are those of [-1, 1].
-            unit_grid = (np.float32(UNIT_STEP), 0)
-            clips = activation == BETWEEN_ONES and self._grid(operator.outputs[0]) == unit_grid
             if sources != [self._tensor]:
                 raise _refusal(f"a branch, {kind} of others than the tensor before it")
-            if not (self._relu or clips or activation == NONE):
+            if not (self._relu or activation == NONE):
                 raise _refusal(f"{kind}, fused activation {activation}")
             writers[kind](self, operator, kind)
             self._tensor = operator.outputs[0]
@@ -271,20 +273,37 @@ class _Writer:
             self._offset = -self._factor * zero
             self._low, self._high = np.float64(-_FARTHEST), np.float64(_FARTHEST)
 
-    def _sum(self, operator: Any, kind: str) -> None:
-        """Add rows of codes whose scale is a power of two: floats add them without rounding."""
-        source, axis = operator.inputs
-        if self._graph.origin(source) != "DEQUANTIZE" or list(self._values(axis)) != [0]:
-            raise _refusal(f"{kind} of other numbers than rows of codes")
-        scale, zero = self._grid(self._graph.producer(source).inputs[0])
-        if np.frexp(scale)[0] != 0.5 or zero != 0:
-            raise _refusal(f"{kind} by a scale that is no power of two")
-        rows, size = self._tensors[source].shape
-        self._tensor, self.buffers["sums"] = operator.outputs[0], ("int32_t", size)
-        row = f"    sums[i] += {self._array}[k * {size} + i];"
-        self._loop("sums[i] = 0;", f"for (int32_t k = 0; k < {rows}; k++)", row)
-        self._load = "sums[i]" if self._fixed else f"{scale!s}f * (float)sums[i]"
-        self._largest = 128 * rows
+    def _write_fine_head(self, operators: list[Any]) -> None:
+        """Write the coarse codes behind the inputs of both layers, then the fine codes."""
+        layers = coarse_layer, join, fine_layer = operators[:3]
+        source, array, zero = self._tensor, self._array, self._zero
+        coarse, features, fine, *parts, whole = (op.outputs[0] for op in operators)
+        copies, inputs, size = len(join.inputs) - 1, self._count(source), self._count(coarse)
+        chain = [[source], [source, *[coarse] * copies], [features], [coarse], [fine], parts]
+        # Of layers the first input is no constant.
+        found = [list(op.inputs)[: 1 if op in layers[::2] else None] for op in operators]
+        (scale, _), *_ = grids = [self._grid(i) for i in (source, coarse, features, fine)]
+        fine_grid, is_plain = (scale / FINER, 0), {*map(self._graph.activation, layers)} == {NONE}
+        is_placed = array in self.buffers and self._count(features) == inputs + copies * size
+        if not is_plain or not is_placed or (found, grids) != (chain, [grids[0]] * 3 + [fine_grid]):
+            raise _refusal("CONCATENATION int8 of others than a layer's inputs and its outputs")
+        self._relu = False
+        self._integer_layer(coarse_layer, "FULLY_CONNECTED int8")
+        self.buffers[array] = "int8_t", max(self.buffers[array][1], self._count(features))
+        copied = f"{array}[{inputs} + {size} * k + i] = {self._array}[i];"
+        self._tensor = coarse
+        self._loop(f"for (int32_t k = 0; k < {copies}; k++)", "    " + copied)
+        self._array, self._zero = array, zero
+        self._integer_layer(fine_layer, "FULLY_CONNECTED int8")
+        self.scales["last"] = f"scale {fine_grid[0]!s}, of both codes"
+        code = f"({array}[{inputs} + i] - {zero})"
+        self._load, self._type = f"{scale!s}f * (float){code}", "float"
+        self._steps = [f"x = x + {fine_grid[0]!s}f * (float){self._array}[i];"]
+        if self._fixed:
+            self._load = f"{FINER} * {code} + {self._array}[i]"
+            self._factor, self._offset = np.float64(fine_grid[0]), np.float64(0)
+            self._largest, self._finer = 256 * FINER, FINER
+        self._tensor = whole
 
     def _tanh(self, operator: Any, kind: str) -> None:
         (scale, zero), (step, target_zero) = map(self._grid, (self._tensor, operator.outputs[0]))
@@ -377,7 +396,7 @@ class _Writer:
     def _fixed_head(self) -> None:
         factor, offset = self._broadcast(self._factor * _ONE, self._offset * _ONE)
         largest = (factor * self._largest + np.abs(offset)).max()
-        if (factor < 1).any() or largest > np.iinfo(np.int32).max:
+        if (factor * self._finer < 1).any() or largest > np.iinfo(np.int32).max:
             raise _refusal("a head that Q16.16 does not hold")
         self._loop(f"head[i] = {_on_line(self._load, self._line(factor, offset))};")
 
@@ -428,6 +447,12 @@ _REFINED = [
     *("CONCATENATION float32", "QUANTIZE int8"),
 ]
 
+#: The operators of a head that `integer` writes as two layers.
+_FINE_HEAD = [
+    *("FULLY_CONNECTED int8", "CONCATENATION int8", "FULLY_CONNECTED int8"),
+    *("DEQUANTIZE float32", "DEQUANTIZE float32", "ADD float32"),
+]
+
 _Write = Callable[[_Writer, Any, str], None]
 
 _OPERATORS: Mapping[str, _Write] = {
@@ -437,7 +462,6 @@ _OPERATORS: Mapping[str, _Write] = {
     "FULLY_CONNECTED float32": _Writer._float_layer,
     "QUANTIZE int8": _Writer._quantize,
     "DEQUANTIZE float32": _Writer._dequantize,
-    "SUM float32": _Writer._sum,
     **dict.fromkeys(("RESHAPE int8", "RESHAPE float32"), lambda *_: None),
 }
 

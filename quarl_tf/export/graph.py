@@ -17,13 +17,10 @@ INT4, UINT8 = schema.TensorType.INT4, schema.TensorType.UINT8
 
 VALID = schema.Padding.VALID
 
-#: Fused activations; the last one clips to [-1, 1].
+#: Fused activations.
 NONE, RELU = schema.ActivationFunctionType.NONE, schema.ActivationFunctionType.RELU
-BETWEEN_ONES = schema.ActivationFunctionType.RELU_N1_TO_1
 
-#: Scale of what lies between -1 and 1: a tanh's output, and the parts of a spread head. It is a
-#: power of two, so that floats add them up without rounding.
-UNIT_STEP = 1 / 128
+UNIT_STEP = 1 / 128  #: Scale of a tanh's output.
 
 LAYERS = ("FULLY_CONNECTED", "CONV_2D")  #: Operators that are layers of recipes.
 

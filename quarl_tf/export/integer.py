@@ -11,16 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from ai_edge_litert import schema_py_generated as schema
 
 from quarl_tf.export.activations import heads, ranges
 from quarl_tf.export.graph import (
-    BETWEEN_ONES,
     NONE,
     UINT8,
     UNIT_STEP,
     VALID,
     Graph,
 )
+from quarl_tf.export.preparation import separable
 from quarl_tf.export.rounding import round_kernel
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.quantization.grid import BYTE, Array, Grid, grid_between, own_grid
@@ -35,6 +36,13 @@ _COMPARED = 500  #: About how many images these are compared on at most.
 #: Error of a head, as a share of the deviation of all, beyond which an image is as bad as any:
 #: images like those between two lives are rare, far from the others, and decide little.
 _MOST_ERROR = 0.1
+
+#: How much farther than over the observations a fine head may reach: a state that none of them is
+#: like may decide a life, and actions beyond the end tie.
+_ROOM = 3
+FINER = 256  #: Fine codes in a coarse one.
+_MOST_COPIES = 128  #: Of the coarse codes, beside a fine head's inputs.
+_LARGEST = 127  #: The largest weight.
 
 #: The least and the greatest value of activations, by tensor.
 _Ends = dict[int, tuple[float, float]]
@@ -60,7 +68,7 @@ def quantized(content: bytes, observations: Array, recipe: Recipe) -> bytes:
     if observations.ndim == 1 + IMAGE_RANK:
         images = observations[:: math.ceil(len(observations) / _COMPARED)]
         ends = _narrowed(rounded, recipe, ends, steps, images, heads(content, images))
-    return _Writer(Graph(rounded), recipe, _grids(ends), steps).write()
+    return _Writer(Graph(rounded), recipe, _grids(ends), steps, fine_head=True).write()
 
 
 def _narrowed(
@@ -70,7 +78,7 @@ def _narrowed(
 
     A few images may make a range several times as wide as the others need.
     """
-    # A spread head in int8 is farther from the reference than the layers before it make it.
+    # The error is that of the layers before the head.
     float_head = recipe.without("head")
     limit = _MOST_ERROR * (reference - reference.mean(axis=0)).std()
 
@@ -162,8 +170,11 @@ def _operand(graph: Graph, index: int, kind: str) -> tuple[int, Array | None]:
 class _Writer:
     """Replaces operators by integer ones, and converts between integers and floats."""
 
-    def __init__(self, graph: Graph, recipe: Recipe, grid: _Grids, steps: _Steps) -> None:
+    def __init__(
+        self, graph: Graph, recipe: Recipe, grid: _Grids, steps: _Steps, *, fine_head: bool = False
+    ) -> None:
         self._grid, self._steps = grid, steps
+        self._fine_head = fine_head and has_fine_head(graph)
         self._graph, self._recipe = graph, recipe
         self._names = {id(op): name for name, op in graph.layers().items()}
         self._integers: dict[int, int] = {}  #: Integer tensors by the float ones they replace.
@@ -204,18 +215,80 @@ class _Writer:
         least_scales = np.maximum(sizes / float(source_scale) / 2**30, np.finfo(np.float32).tiny)
         if steps.size == 1:
             least_scales = least_scales.max()
-        scales = np.maximum(steps.reshape(-1), least_scales)
+        scales, index = np.maximum(steps.reshape(-1), least_scales), operator.outputs[0]
+        if layer == "head" and self._fine_head and weights.per_channel:
+            reach = _ROOM * np.abs(self._grid(index, activations)[:2]).max()
+            self._write_fine_head(operator, source, kernel, bias, scales, float(reach))
+            return
         bias_scales, codes = source_scale * scales, coded(kernel, scales)
         inputs = [source, graph.add_integers(operator.inputs[1], np.int8, scales, 0, codes), -1]
         if bias is not None:
             sums = np.rint(bias.astype(np.float64) / bias_scales)
             inputs[2] = graph.add_integers(operator.inputs[2], np.int32, bias_scales, 0, sums)
-        index, options = operator.outputs[0], operator.builtinOptions
-        if graph.activation(operator) == BETWEEN_ONES:
-            self._integers[index] = graph.add_integers(index, np.int8, UNIT_STEP, 0)
-        else:
-            self._integers[index] = graph.add_codes(index, self._grid(index, activations))
+        self._integers[index] = graph.add_codes(index, self._grid(index, activations))
+        options = operator.builtinOptions
         self._operators.append(graph.operator(name, inputs, [self._integers[index]], options))
+
+    def _write_fine_head(
+        self,
+        operator: Any,
+        source: int,
+        kernel: Array,
+        bias: Array | None,
+        steps: Array,
+        reach: float,
+    ) -> None:
+        """Compute each output as a coarse code and, 256 times as fine, what that leaves of it.
+
+        A layer adds its products in 32 bits and keeps 8 of them: a step of the head is wider than
+        the difference of the best two actions in many states. Here a coarse code stands for
+        `counts` units of the sum; the second layer has the coarse codes as inputs, too, and
+        subtracts them. All are on the grid of the inputs, but for the finer codes.
+        """
+        graph, index, size = self._graph, operator.outputs[0], len(kernel)
+        grid = graph.tensors[source].quantization
+        scale, zero = float(grid.scale[0]), int(grid.zeroPoint[0])
+        steps = np.maximum(steps, reach / scale / (_LARGEST**2 * _MOST_COPIES))
+        counts = np.maximum(np.ceil(reach / scale / steps / _LARGEST), 1)
+        copies = math.ceil(counts.max() / _LARGEST)
+        shares = [np.ceil((counts - i) / copies) for i in range(copies)]
+        weights = coded(kernel, steps)
+        extended = np.concatenate([weights, *(-np.diag(share) for share in shares)], axis=1)
+        # Coarse codes are 0 at the code of the inputs' 0.
+        sums = (0 if bias is None else np.rint(bias / (scale * steps))) - zero * counts
+
+        def added(suffix: bytes, like: int, steps: Any, zero: int = 0, values: Any = None) -> int:
+            shape = None if values is None else values.shape
+            number = graph.add(like, suffix, np.int8, shape, values)
+            graph.set_grid(number, steps, zero)
+            return number
+
+        biases = graph.add(index, b"_bias", np.int32, (size,), sums)
+        graph.set_grid(biases, scale / counts, 0)
+        wide = graph.add(source, b"_wide", np.int8, (1, extended.shape[1]))
+        graph.set_grid(wide, scale, zero)
+        coarse = added(b"_coarse", index, scale, zero)
+        fine = added(b"_fine", index, scale / FINER)
+        kernels = [
+            added(suffix, operator.inputs[1], 1 / counts, values=values)
+            for suffix, values in ((b"_coarse", weights), (b"_fine", extended))
+        ]
+        floats = [graph.add(index, b"_float") for _ in range(2)]
+        whole, shifted = (graph.add(index, name) for name in (b"_whole", b"_shifted"))
+        offset = graph.add(index, b"_zero", shape=(), values=scale * zero)
+        factor = graph.add(index, b"_scale", shape=(size,), values=steps * counts)
+        joined, last_axis = [source, *[coarse] * copies], schema.ConcatenationOptionsT(axis=-1)
+        options, dense = operator.builtinOptions, "FULLY_CONNECTED"
+        self._operators += [
+            graph.operator(dense, [source, kernels[0], biases], [coarse], options),
+            graph.operator("CONCATENATION", joined, [wide], last_axis, version=2),
+            graph.operator(dense, [wide, kernels[1], biases], [fine], options),
+            graph.operator("DEQUANTIZE", [coarse], floats[:1]),
+            graph.operator("DEQUANTIZE", [fine], floats[1:]),
+            graph.operator("ADD", floats, [whole]),
+            graph.operator("ADD", [whole, offset], [shifted]),
+            graph.operator("MUL", [shifted, factor], [index]),
+        ]
 
     def _integer(self, index: int) -> int:
         """Return the integer tensor of a float one; quantise it if it is computed in float."""
@@ -278,6 +351,14 @@ class _Writer:
             if index in self._integers and index not in computed:
                 source = self._integers[index]
                 self._operators.append(self._graph.operator("DEQUANTIZE", [source], [index]))
+
+
+def has_fine_head(graph: Graph) -> bool:
+    """Tell whether `quantized` computes the head by two layers: that of images, of one vector."""
+    head = graph.layers()["head"]
+    shape = graph.tensors[head.inputs[0]].shape
+    is_vector = graph.name(head) == "FULLY_CONNECTED" and shape[-1] == math.prod(shape)
+    return is_vector and not graph.takes_floats and separable(graph)
 
 
 def coded(kernel: Array, steps: Array) -> Array:

@@ -11,7 +11,7 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
 from quarl_tf.export.activations import kernel_inputs, ranges, visit
-from quarl_tf.export.graph import BETWEEN_ONES, LAYERS, NONE, RELU, Graph
+from quarl_tf.export.graph import LAYERS, NONE, RELU, Graph
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.quantization.grid import BYTE, Array, grid_between
 from quarl_tf.runtime import flatbuffer
@@ -32,20 +32,13 @@ _MOST_BIAS = 32
 _MIGRATION, _QUIETEST = 0.8, 0.3
 
 _FINER = 16  #: How much finer the grid of rounding residuals is than that of the observation.
-_SPREAD = 32  #: How many int8 numbers are each output of a head of images.
-
-#: How much farther than over the observations such a head may reach: a state that none of them is
-#: like may decide a life, and actions beyond the end tie.
-_ROOM = 3
 
 #: Largest movement of a normalised feature over all observations that rounding explains.
 _ROUNDING = 1e-6
 
 
-def prepared(
-    content: bytes, observations: Array, choices: Choices | None, *, float_head: bool = False
-) -> bytes:
-    """Return the float flatbuffer from which `int8`, or `int8_head32`, is made.
+def prepared(content: bytes, observations: Array, choices: Choices | None) -> bytes:
+    """Return the float flatbuffer from which `int8` and `int8_head32` are made.
 
     A UsageError for one with weights that int8 would leave in float.
     """
@@ -53,8 +46,7 @@ def prepared(
     content = centred(content, choices)
     if Graph(content).takes_floats:
         return refined(widened(equalised(content), observations), observations)
-    content = smoothed(content, observations)
-    return content if float_head or choices is None else spread(content, observations)
+    return smoothed(content, observations)
 
 
 def require_quantisable(content: bytes, names: Collection[str]) -> None:
@@ -263,49 +255,4 @@ def refined(content: bytes, observations: Array) -> bytes:
     weights = np.concatenate([kernel, kernel / _FINER], axis=1)
     wide_kernel = graph.add(layer.inputs[1], b"_wide", shape=weights.shape, values=weights)
     layer.inputs[:2] = features, wide_kernel
-    return graph.pack()
-
-
-def spread(content: bytes, observations: Array) -> bytes:
-    """Compute each output of a head of images as a sum of parts, which are int8 numbers each.
-
-    The range of the head is cut into `_SPREAD` equal pieces, and a part is the output within one of
-    them, scaled to [-1, 1]. The step of one int8 number is wider than the difference of the best
-    two actions in many states; after convolutions, the products of the parts are few. As 1 is no
-    code of int8 on this grid, an integer head is lower by a code for each piece below the output,
-    which keeps the order of outputs, but for those of neighbouring codes at the end of a piece.
-    """
-    graph = Graph(content)
-    layers = graph.layers()
-    layer = layers["head"]
-    kernel, bias = graph.kernel_and_bias(layer)
-    if graph.takes_floats or not separable(graph) or kernel is None or kernel.ndim != 2:
-        return content
-    head, size = layer.outputs[0], len(kernel)
-    # The name of a spread head is that of the last layer, if no other has so many outputs.
-    if [graph.tensors[op.outputs[0]].shape[-1] for op in layers.values()].count(size) > 1:
-        return content
-    reach = _ROOM * np.abs(ranges(content, observations)[head]).max() / _SPREAD
-    if reach == 0:
-        return content
-    middles = reach * np.arange(1 - _SPREAD, _SPREAD, 2)[:, None]
-    biases = ((np.zeros(size) if bias is None else bias) - middles) / reach
-    weights = np.tile(kernel / reach, (_SPREAD, 1))
-    parts = graph.add(head, b"_parts", shape=(1, _SPREAD * size))
-    rows = graph.add(head, b"_stacked", shape=(_SPREAD, size))
-    sums = graph.add(head, b"_summed", shape=(1, size))
-    shape = graph.add(head, b"_shape", np.int32, shape=(2,), values=(_SPREAD, size))
-    axis = graph.add(head, b"_axis", np.int32, shape=(1,), values=[0])
-    scale = graph.add(head, b"_reach", shape=(), values=reach)
-    layer.inputs[1:] = [
-        graph.add(layer.inputs[1], b"_wide", shape=weights.shape, values=weights),
-        graph.add(head, b"_biases", shape=(_SPREAD * size,), values=biases),
-    ]
-    layer.outputs = [parts]
-    layer.builtinOptions.fusedActivationFunction = BETWEEN_ONES
-    graph.operators += [
-        graph.operator("RESHAPE", [parts, shape], [rows]),
-        graph.operator("SUM", [rows, axis], [sums], schema.ReducerOptionsT(keepDims=True)),
-        graph.operator("MUL", [sums, scale], [head]),
-    ]
     return graph.pack()

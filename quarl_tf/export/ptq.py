@@ -4,9 +4,9 @@
 int8 scale for a raw observation would drown its small features (CartPole's pole angle is ±0.2
 beside velocities of ±3), after it all features fill the same ±5, each in two int8 numbers. Kernels
 have a scale for each output and are rounded by what their layer computes, layers are equalised or,
-on images, smoothed, and the head of a discrete policy is centred first. On images it is also spread
-over several int8 numbers, and the ranges of layers are those that bring it nearest to the float
-one; see benchmarks/int8_recipes.json and int8_games.json.
+on images, smoothed, and the head of a discrete policy is centred first. On images two layers
+compute it in 16 bits, and the ranges of layers are those that bring it nearest to the float one;
+see benchmarks/int8_recipes.json and int8_games.json.
 """
 
 import contextlib
@@ -101,7 +101,7 @@ def _calibrated(
     scheme.recipe.require_layers(Graph(content).layers())
     float_head = scheme.recipe.head.activations is None
     if scheme.kind == "integer" and scheme.name != "int8_tensor":
-        content = preparation.prepared(content, observations, choices, float_head=float_head)
+        content = preparation.prepared(content, observations, choices)
     elif not float_head:
         content = preparation.centred(content, choices)
     quantise = integer.quantized if scheme.kind == "integer" else rounding.optimised

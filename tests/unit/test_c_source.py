@@ -29,7 +29,7 @@ from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import sidecar_path
 
 CARTPOLE = MODELS / "CartPole-v1/dqn/s0/int8.tflite"
-PONG = MODELS / "PongNoFrameskip-v4/ppo/s0-3a874d41/int8.tflite"
+PONG = MODELS / "PongNoFrameskip-v4/ppo/s1-443ba9b6/fp32.tflite"
 
 
 @pytest.mark.parametrize(
@@ -91,6 +91,18 @@ def test_other_int8_schemes_compute_the_same(name: str, scheme: str, tmp_path: P
     compiled.check(artifact, observations, compiled.SANITIZED)
     # A float head has no codes.
     assert ("codes: none" in artifact.with_suffix(".h").read_text()) == (scheme == "int8_head32")
+
+
+def test_a_fine_head_computes_the_same(artifacts: Artifacts, tmp_path: Path) -> None:
+    reference = copied(artifacts["frames"], tmp_path)
+    frames = np.random.default_rng(0).integers(0, 256, (200, 6, 6, 2), np.uint8)
+    content = quantized(reference.read_bytes(), Scheme.parse("int8"), frames, 2)
+    sidecar = Sidecar.load(sidecar_path(reference))
+    artifact = write_flatbuffer(tmp_path / "int8.tflite", content, sidecar)
+    compiled.check(artifact, frames, compiled.SANITIZED)
+    heads, _ = compiled.run(artifact, frames)
+    fixed_heads, _ = compiled.run(artifact, frames, compiled.SANITIZED, fixed=True) / 65536
+    assert np.abs(fixed_heads - heads).max() < 2 / 65536
 
 
 @pytest.mark.parametrize("run", ["LunarLander-v3/ppo/s0", "MountainCarContinuous-v0/ddpg/s0"])
@@ -159,7 +171,8 @@ def test_the_header_has_origin_and_size(tmp_path: Path) -> None:
 
 def test_unfit_policies_are_named(artifacts: Artifacts, tmp_path: Path, capsys: Capsys) -> None:
     pong, pole = (Sidecar.load(sidecar_path(path)) for path in (PONG, CARTPOLE))
-    padded = Graph(PONG.read_bytes())
+    images = np.zeros((2, *pong.observation_shape), np.uint8)
+    padded = Graph(quantized(PONG.read_bytes(), Scheme.parse("int8"), images))
     padded.operators[1].builtinOptions.padding = 0
     padded_file = write_flatbuffer(tmp_path / "padded.tflite", padded.pack(), pong)
     branched = Graph(CARTPOLE.read_bytes())

@@ -221,9 +221,11 @@ def test_int8_of_any_kind_is_close_to_the_network(bench: Bench, kind: str) -> No
         (source,) = audit.inputs
         assert (source.shape, source.dtype) == ((1, 28, 28, 4), "uint8")
         assert (*source.scales, *source.zero_points) == (1.0, 0)
-        assert audit.operators[-3:] == ["DEQUANTIZE float32", "SUM float32", "MUL float32"]
-        assert all(operator.endswith(" int8") for operator in audit.operators[:-3])
-        assert audit.weight_dtypes["float32"] == 1  # What the sum is multiplied with.
+        assert all(operator.endswith(" int8") for operator in audit.operators[:-5])
+        names = ["DEQUANTIZE"] * 2 + ["ADD"] * 2 + ["MUL"]
+        assert audit.operators[-5:] == [f"{name} float32" for name in names]
+        # Where the sum begins, and what each output is multiplied with.
+        assert audit.weight_dtypes["float32"] == 1 + expected.shape[1]
 
 
 @pytest.mark.parametrize("scheme", ["int8_stock", "ptq_opt_w4", "ptq_opt_w4a4"])
@@ -257,10 +259,12 @@ def test_int8_of_a_dueling_network_has_no_value_stream(bench: Bench, kind: str) 
     }
     assert any(name.startswith("value") for name in kernels)
     first, *middle, head = [n for name, n in kernels.items() if not name.startswith("value")]
-    # A feature of a vector has two weights in the first layer, an action on images 32 in the last.
+    # A feature of a vector has two weights in the first layer; a head of images has two layers.
     images = kind == "dueling images"
-    expected = [first if images else 2 * first, *middle, 32 * head if images else head]
-    assert [kernel.size for kernel in weights if kernel.ndim > 1] == expected
+    expected = [first if images else 2 * first, *middle, head]
+    sizes = [kernel.size for kernel in weights if kernel.ndim > 1]
+    assert sizes[: len(expected)] == expected
+    assert [size > head for size in sizes[len(expected) :]] == [True] * images
 
 
 @pytest.mark.parametrize("suffix", [".tflite", ".json"])
