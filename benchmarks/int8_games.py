@@ -44,7 +44,7 @@ FILES = (
 #: What a variant changes in `export.integer`.
 VARIANTS: dict[str, dict[str, Any]] = {
     "ranges of all images": {"_PARTS": (1.0,)},
-    "a head of 8 bits": {"has_fine_head": lambda _: False},
+    "a head of 8 bits": {"has_two_stages": lambda _: False},
     "int8": {},
     "int8, rollouts of quarl quantize": {},
 }

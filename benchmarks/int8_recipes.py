@@ -36,7 +36,6 @@ def _variant(
     equalise: bool = True,
     refine: bool = False,
     smooth: bool = False,
-    spread: bool = False,
 ) -> Variant:
     recipe = Scheme.parse(scheme).recipe
     if nearest:
@@ -47,7 +46,6 @@ def _variant(
         content = preparation.equalised(content) if equalise else content
         content = preparation.refined(content, observations) if refine else content
         content = preparation.smoothed(content, observations) if smooth else content
-        content = preparation.spread(content, observations) if spread else content
         return integer.quantized(content, observations, recipe)
 
     return make
@@ -63,12 +61,7 @@ VARIANTS: dict[str, Variant] = {
     "the same, head in float": _variant("int8_head32", refine=True),
 }
 #: For policies on images.
-IMAGE_VARIANTS = {
-    "per channel, equalised, by outputs, head spread": _variant(spread=True),
-    "per channel, smoothed, by outputs, head spread": _variant(
-        equalise=False, smooth=True, spread=True
-    ),
-}
+IMAGE_VARIANTS = {"per channel, smoothed, by outputs": _variant(equalise=False, smooth=True)}
 
 
 def measure(path: Path, episodes: int) -> dict[str, dict[str, float]]:

@@ -17,7 +17,7 @@ from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import Recipe
 from quarl_tf.spec.actions import agreement
 
-_FINE = replace(BYTE, bits=16)  #: The grid of a fine head.
+_TWO_STAGES = replace(BYTE, bits=16)  #: The format of a head in two stages.
 
 _WORST = 3  #: Layers whose gain in return is measured, those with the largest share of the error.
 
@@ -29,7 +29,7 @@ class Blame:
     layer: str
     low: float  #: Smallest output over rollouts, and the largest.
     high: float
-    codes: int  #: Codes that the outputs take, of 256; of 65,536 for a head of images.
+    codes: int  #: Codes that the outputs take, of 256; of 65,536 for a head in two stages.
     saturated: float  #: Share of the outputs at the ends of the grid.
     noise: float  #: Signal to rounding noise of the outputs, in dB.
     share: float  #: Share of the squared error of the head, each layer alone in int8.
@@ -50,10 +50,13 @@ def blame(content: bytes, policy: Policy, episodes: int) -> list[Blame]:
     graph, errors = Graph(content), auto.errors(content, policy, observations)
     effects = []
     for name, layer in graph.layers().items():
-        form = _FINE if name == "head" and integer.has_fine_head(graph) else BYTE
         outputs = tensor_values(graph, layer, "outputs", observations)
         low, high = float(outputs.min()), float(outputs.max())
-        grid = grid_between(np.array(low), np.array(high), form)
+        if name == "head" and integer.has_two_stages(graph):
+            reach = np.array(integer.ROOM * max(-low, high))
+            grid, form = grid_between(-reach, reach, _TWO_STAGES), _TWO_STAGES
+        else:
+            grid, form = grid_between(np.array(low), np.array(high), BYTE), BYTE
         rounded = snap(outputs, grid, form)
         noise = max(float(np.square(rounded - outputs).mean()), 1e-30)
         # Zeros of ReLU are not saturated.

@@ -127,8 +127,11 @@ def _used_kernels(body: str) -> list[str]:
     templates = map(Template, _template("kernels.c").template.strip().split("\n\n"))
     types = ("int8_t", "uint8_t")  # A block without a type is the same for both.
     blocks = dict.fromkeys(block.substitute(type=t) for block in templates for t in types)
-    text, names = "\n".join([body, *blocks]), re.compile(r"^static \w+ (\w+\()", re.MULTILINE)
-    return [b for b in blocks if all(text.count(n) > 1 for n in names.findall(b))]
+    names, used = re.compile(r"^static \w+ (\w+\()", re.MULTILINE), list[str]()
+    for block in reversed(blocks):  # What a function calls stands before it.
+        if all(name in "\n".join([body, *used]) for name in names.findall(block)):
+            used.append(block)
+    return used[::-1]
 
 
 def _refusal(received: str) -> UsageError:
@@ -167,7 +170,7 @@ class _Writer:
         writers = _FIXED_OPERATORS if fixed else _OPERATORS
         operators, kinds = list(self._graph.operators), list(audit.operators)
         suffix = " in fixed point" * fixed
-        known = {*writers, *_REFINED, *_FINE_HEAD}
+        known = {*writers, *_REFINED, *_TWO_STAGES}
         if not any(kind.endswith(" int8") for kind in kinds):  # A float file.
             known -= {"FULLY_CONNECTED float32"}
         # Before the chain is followed, which such an operator may break.
@@ -177,9 +180,9 @@ class _Writer:
             if kinds[: len(_REFINED)] == _REFINED:
                 self._refine(operators[: len(_REFINED)])
                 del operators[: len(_REFINED)], kinds[: len(_REFINED)]
-            if kinds[: len(_FINE_HEAD)] == _FINE_HEAD:
-                self._write_fine_head(operators[: len(_FINE_HEAD)])
-                del operators[: len(_FINE_HEAD)], kinds[: len(_FINE_HEAD)]
+            if kinds[: len(_TWO_STAGES)] == _TWO_STAGES:
+                self._two_stages(operators[: len(_TWO_STAGES)])
+                del operators[: len(_TWO_STAGES)], kinds[: len(_TWO_STAGES)]
             operator, kind = operators.pop(0), kinds.pop(0)
             if kind not in writers or (kind == "FULLY_CONNECTED float32" and not self.products):
                 raise _refusal(kind + suffix)
@@ -247,7 +250,7 @@ class _Writer:
 
     def _encode(self, tensor: int, factor: float = 1) -> None:
         """Write the codes of a tensor, with a factor those of the residuals behind them."""
-        (scale, zero), target = self._grid(tensor), self._buffer("int8_t", tensor)
+        (scale, zero), target = self._grid(tensor), self._buffer("int8_t", self._count(tensor))
         size = self._count(self._tensor)
         number = [f"float x = {self._load};", *self._steps]
         code = residual_code = f"quantize(x, {scale!s}f, {zero})"
@@ -273,37 +276,38 @@ class _Writer:
             self._offset = -self._factor * zero
             self._low, self._high = np.float64(-_FARTHEST), np.float64(_FARTHEST)
 
-    def _write_fine_head(self, operators: list[Any]) -> None:
-        """Write the coarse codes behind the inputs of both layers, then the fine codes."""
-        layers = coarse_layer, join, fine_layer = operators[:3]
-        source, array, zero = self._tensor, self._array, self._zero
-        coarse, features, fine, *parts, whole = (op.outputs[0] for op in operators)
-        copies, inputs, size = len(join.inputs) - 1, self._count(source), self._count(coarse)
-        chain = [[source], [source, *[coarse] * copies], [features], [coarse], [fine], parts]
-        # Of layers the first input is no constant.
-        found = [list(op.inputs)[: 1 if op in layers[::2] else None] for op in operators]
-        (scale, _), *_ = grids = [self._grid(i) for i in (source, coarse, features, fine)]
-        fine_grid, is_plain = (scale / FINER, 0), {*map(self._graph.activation, layers)} == {NONE}
-        is_placed = array in self.buffers and self._count(features) == inputs + copies * size
-        if not is_plain or not is_placed or (found, grids) != (chain, [grids[0]] * 3 + [fine_grid]):
-            raise _refusal("CONCATENATION int8 of others than a layer's inputs and its outputs")
-        self._relu = False
-        self._integer_layer(coarse_layer, "FULLY_CONNECTED int8")
-        self.buffers[array] = "int8_t", max(self.buffers[array][1], self._count(features))
-        copied = f"{array}[{inputs} + {size} * k + i] = {self._array}[i];"
-        self._tensor = coarse
-        self._loop(f"for (int32_t k = 0; k < {copies}; k++)", "    " + copied)
-        self._array, self._zero = array, zero
-        self._integer_layer(fine_layer, "FULLY_CONNECTED int8")
-        self.scales["last"] = f"scale {fine_grid[0]!s}, of both codes"
-        code = f"({array}[{inputs} + i] - {zero})"
-        self._load, self._type = f"{scale!s}f * (float){code}", "float"
-        self._steps = [f"x = x + {fine_grid[0]!s}f * (float){self._array}[i];"]
+    def _two_stages(self, operators: list[Any]) -> None:
+        """Compute the codes of both stages of a head, from the same sums."""
+        first, second = operators[0], operators[4]
+        source, sources = self._tensor, [[*op.inputs] for op in operators]
+        coarse, stacked, flat, joined, fine, *floats, _ = (op.outputs[0] for op in operators)
+        del sources[1][1:], sources[2][1:]  # Shapes.
+        (*_, kernel, bias), (*_, extended, _) = sources[0], sources[4]
+        chain = [[source, kernel, bias], [coarse], [stacked], [source, flat]]
+        chain += [[joined, extended, bias], [coarse], [fine], floats]
+        weights, copies = (self._values(i).astype(np.int64) for i in (kernel, extended))
+        copies = copies[:, weights.shape[1] :].reshape(len(weights), -1, len(weights))
+        units = -np.diagonal(copies, axis1=0, axis2=2).sum(axis=0)
+        (scale, zero), step = self._grid(coarse), self._grid(fine)[0]
+        grids = [self._grid(source), self._grid(joined), self._grid(fine)]
+        is_plain = {self._graph.activation(op) for op in (first, second)} == {NONE}
+        if (sources, grids) != (chain, [(scale, zero)] * 2 + [(scale / FINER, 0)]) or not is_plain:
+            raise _refusal("BROADCAST_TO int8 in another order")
+        name = self._declare_layer(first, "FULLY_CONNECTED int8")
+        ratios = self._tensors[extended].scales.astype(np.float64) * scale / step
+        arrays = [units.astype(np.int32), *_multipliers(ratios, np.iinfo(np.int32).max)]
+        source_array, self._array = self._array, self._buffer("int8_t", 2 * len(weights))
+        arguments = [source_array, self._array, f"&{name}_layer", *map(self.constant, arrays)]
+        self.body.append(f"    two_stages_{self._type}({', '.join(arguments)});")
+        self.scales["last"] = f"scale {scale!s}, zero point {zero}, and {FINER} times as fine"
+        rest = f"(float){self._array}[{len(weights)} + i]"
+        self._load, self._type = f"{scale!s}f * (float)({self._array}[i] - {zero})", "float"
+        self._steps = [f"x = x + {step!s}f * {rest};"]
         if self._fixed:
-            self._load = f"{FINER} * {code} + {self._array}[i]"
-            self._factor, self._offset = np.float64(fine_grid[0]), np.float64(0)
-            self._largest, self._finer = 256 * FINER, FINER
-        self._tensor = whole
+            self._load = f"{FINER} * {self._array}[i] + {self._array}[{len(weights)} + i]"
+            self._factor, self._offset = np.float64(step), -np.float64(scale) * zero
+            self._largest, self._finer = 129 * FINER, FINER
+        self._tensor = operators[-1].outputs[0]
 
     def _tanh(self, operator: Any, kind: str) -> None:
         (scale, zero), (step, target_zero) = map(self._grid, (self._tensor, operator.outputs[0]))
@@ -313,11 +317,18 @@ class _Writer:
         steps = (values.astype(np.float32) * (np.float32(1) / step)).astype(np.float64)
         rounded = np.trunc(steps + np.copysign(0.5, steps)) + target_zero
         table = self.constant(np.clip(rounded, -128, 127).astype(np.int8))
-        target = self._buffer("int8_t", self._tensor)
+        target = self._buffer("int8_t", self._count(self._tensor))
         self._loop(f"{target}[i] = {table}[(uint8_t){self._array}[i]];")
         self._array, self._zero = target, target_zero
 
     def _integer_layer(self, operator: Any, kind: str) -> None:
+        name, target = self._declare_layer(operator, kind), operator.outputs[0]
+        source_array, self._array = self._array, self._buffer("int8_t", self._count(target))
+        self.body.append(f"    layer_{self._type}({source_array}, {self._array}, &{name}_layer);")
+        self._type, self._zero = "int8_t", self._grid(target)[1]
+
+    def _declare_layer(self, operator: Any, kind: str) -> str:
+        """Declare a layer's constants; return its name."""
         name = self._layers[id(operator)]
         tensors = (*operator.inputs[:2], operator.outputs[0])
         source, weights, target = (self._tensors[i] for i in tensors)
@@ -341,18 +352,16 @@ class _Writer:
             *map(str, (*window, len(kernel), int(len(ratios) > 1), int(rounds_twice))),
             *map(str, (zero, zero if self._relu else -128)),
         ]
-        source_array, self._array = self._array, self._buffer("int8_t", operator.outputs[0])
         self.constants.append(f"static const struct layer {name}_layer = {{{', '.join(fields)}}};")
         self.constant_bytes += _LAYER_BYTES
-        self.body.append(f"    layer_{self._type}({source_array}, {self._array}, &{name}_layer);")
         self.products += math.prod(target.shape) * matrix.shape[1]
-        self._type, self._zero = "int8_t", zero
+        return name
 
     def _float_layer(self, operator: Any, kind: str) -> None:
         name = self._layers[id(operator)]
-        source = self._array = self._buffer("float", self._tensor)
+        source = self._array = self._buffer("float", self._count(self._tensor))
         self._flush(source)
-        target = self._array = self._buffer("float", operator.outputs[0])
+        target = self._array = self._buffer("float", self._count(operator.outputs[0]))
         kernel, bias = map(self._values, [*operator.inputs, -1][1:3])
         if self._count(self._tensor) != kernel.shape[1]:
             raise _refusal(f"{kind} of several vectors")
@@ -420,10 +429,10 @@ class _Writer:
         lines = [f"    for (int32_t i = 0; i < {size}; i++) {{", *statements]
         self.body += ["\n        ".join(lines), "    }"]
 
-    def _buffer(self, kind: str, tensor: int) -> str:
+    def _buffer(self, kind: str, size: int) -> str:
         """Return the one of two buffers without the current numbers, after enlarging it to fit."""
         names = [f"{'values' if kind == 'float' else 'codes'}_{i}" for i in (0, 1)]
-        name, size = names[self._array == names[0]], self._count(tensor)
+        name = names[self._array == names[0]]
         self.buffers[name] = kind, max(size, self.buffers.get(name, ("", 0))[1])
         return name
 
@@ -447,10 +456,10 @@ _REFINED = [
     *("CONCATENATION float32", "QUANTIZE int8"),
 ]
 
-#: The operators of a head that `integer` writes as two layers.
-_FINE_HEAD = [
-    *("FULLY_CONNECTED int8", "CONCATENATION int8", "FULLY_CONNECTED int8"),
-    *("DEQUANTIZE float32", "DEQUANTIZE float32", "ADD float32"),
+#: The operators of a head in two stages.
+_TWO_STAGES = [
+    *("FULLY_CONNECTED int8", "BROADCAST_TO int8", "RESHAPE int8", "CONCATENATION int8"),
+    *("FULLY_CONNECTED int8", "DEQUANTIZE float32", "DEQUANTIZE float32", "ADD float32"),
 ]
 
 _Write = Callable[[_Writer, Any, str], None]

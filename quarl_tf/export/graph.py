@@ -20,8 +20,6 @@ VALID = schema.Padding.VALID
 #: Fused activations.
 NONE, RELU = schema.ActivationFunctionType.NONE, schema.ActivationFunctionType.RELU
 
-UNIT_STEP = 1 / 128  #: Scale of a tanh's output.
-
 LAYERS = ("FULLY_CONNECTED", "CONV_2D")  #: Operators that are layers of recipes.
 
 _OPERATORS = vars(schema.BuiltinOperator)
@@ -32,7 +30,14 @@ _TYPES = {
 }
 
 #: Versions of the operators that take int8.
-_VERSIONS = {"FULLY_CONNECTED": 4, "CONV_2D": 3, "TANH": 2, "QUANTIZE": 1, "DEQUANTIZE": 2}
+_VERSIONS = {
+    "FULLY_CONNECTED": 4,
+    "CONV_2D": 3,
+    "TANH": 2,
+    "QUANTIZE": 1,
+    "DEQUANTIZE": 2,
+    "BROADCAST_TO": 3,
+}
 _OF_HALVES = 3  #: Version of DEQUANTIZE that takes float16.
 
 
@@ -177,10 +182,14 @@ class Graph:
         shape: Sequence[int] | None = None,
         values: Any = None,
     ) -> int:
-        """Add a tensor of the name and, unless given, the shape of another; values are constant."""
+        """Add a tensor of the name and, without shape or values, the shape of another.
+
+        Values are constant, and have the shape.
+        """
         template, kind = self.tensors[like], _TYPES[np.dtype(dtype)]
         tensor = schema.TensorT(name=template.name + suffix, type=kind, hasRank=template.hasRank)
         tensor.shape, tensor.shapeSignature = template.shape, template.shapeSignature
+        shape = shape if values is None else np.shape(values)
         if shape is not None:
             tensor.shape, tensor.shapeSignature = np.array(shape, np.int32), None
         self.tensors.append(tensor)
@@ -189,10 +198,16 @@ class Graph:
         return len(self.tensors) - 1
 
     def add_integers(
-        self, like: int, dtype: Any, scales: Any, zero: int, values: Any = None
+        self,
+        like: int,
+        dtype: Any,
+        scales: Any,
+        zero: int = 0,
+        values: Any = None,
+        shape: Sequence[int] | None = None,
     ) -> int:
-        """Add an integer tensor of the shape of another; values are constant."""
-        index = self.add(like, b"_int", dtype, values=values)
+        """Add an integer tensor with scales; name, shape and values as in `add`."""
+        index = self.add(like, b"_int", dtype, shape, values)
         self.set_grid(index, scales, zero)
         return index
 
@@ -313,8 +328,8 @@ def with_scaled_head(content: bytes, factor: Array, offset: Array) -> bytes:
     (output,) = graph.outputs
     head, product = graph.add(output, b"_unscaled"), graph.add(output, b"_product")
     graph.producer(output).outputs = [head]
-    multiplier = graph.add(output, b"_mul", shape=factor.shape, values=factor)
-    addend = graph.add(output, b"_add", shape=offset.shape, values=offset)
+    multiplier = graph.add(output, b"_mul", values=factor)
+    addend = graph.add(output, b"_add", values=offset)
     graph.operators += [
         graph.operator("MUL", [head, multiplier], [product]),
         graph.operator("ADD", [product, addend], [output]),

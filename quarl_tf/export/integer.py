@@ -14,13 +14,7 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
 from quarl_tf.export.activations import heads, ranges
-from quarl_tf.export.graph import (
-    NONE,
-    UINT8,
-    UNIT_STEP,
-    VALID,
-    Graph,
-)
+from quarl_tf.export.graph import NONE, UINT8, VALID, Graph
 from quarl_tf.export.preparation import separable
 from quarl_tf.export.rounding import round_kernel
 from quarl_tf.foundation.errors import QuarlError
@@ -37,12 +31,17 @@ _COMPARED = 500  #: About how many images these are compared on at most.
 #: images like those between two lives are rare, far from the others, and decide little.
 _MOST_ERROR = 0.1
 
-#: How much farther than over the observations a fine head may reach: a state that none of them is
-#: like may decide a life, and actions beyond the end tie.
-_ROOM = 3
-FINER = 256  #: Fine codes in a coarse one.
-_MOST_COPIES = 128  #: Of the coarse codes, beside a fine head's inputs.
+#: How much farther than over the observations a head in two stages reaches: a state that none of
+#: them is like may decide a life, and actions beyond the end tie.
+ROOM = 3
+FINER = 256  #: Codes of the second stage in one of the first.
 _LARGEST = 127  #: The largest weight.
+_MOST_COPIES = 512  #: Of the first stage's codes, as inputs of the second.
+
+#: The finest step of an output's kernel, as a share of the coarsest: a quiet one needs no more.
+_FINEST = 1 / 8
+
+_TANH_STEP = 1 / 128  #: Scale of a tanh's output.
 
 #: The least and the greatest value of activations, by tensor.
 _Ends = dict[int, tuple[float, float]]
@@ -68,7 +67,7 @@ def quantized(content: bytes, observations: Array, recipe: Recipe) -> bytes:
     if observations.ndim == 1 + IMAGE_RANK:
         images = observations[:: math.ceil(len(observations) / _COMPARED)]
         ends = _narrowed(rounded, recipe, ends, steps, images, heads(content, images))
-    return _Writer(Graph(rounded), recipe, _grids(ends), steps, fine_head=True).write()
+    return _Writer(Graph(rounded), recipe, _grids(ends), steps, two_stages=True).write()
 
 
 def _narrowed(
@@ -171,10 +170,10 @@ class _Writer:
     """Replaces operators by integer ones, and converts between integers and floats."""
 
     def __init__(
-        self, graph: Graph, recipe: Recipe, grid: _Grids, steps: _Steps, *, fine_head: bool = False
+        self, graph: Graph, recipe: Recipe, grid: _Grids, steps: _Steps, *, two_stages: bool = False
     ) -> None:
         self._grid, self._steps = grid, steps
-        self._fine_head = fine_head and has_fine_head(graph)
+        self._two_stages = two_stages and has_two_stages(graph)
         self._graph, self._recipe = graph, recipe
         self._names = {id(op): name for name, op in graph.layers().items()}
         self._integers: dict[int, int] = {}  #: Integer tensors by the float ones they replace.
@@ -216,9 +215,9 @@ class _Writer:
         if steps.size == 1:
             least_scales = least_scales.max()
         scales, index = np.maximum(steps.reshape(-1), least_scales), operator.outputs[0]
-        if layer == "head" and self._fine_head and weights.per_channel:
-            reach = _ROOM * np.abs(self._grid(index, activations)[:2]).max()
-            self._write_fine_head(operator, source, kernel, bias, scales, float(reach))
+        if layer == "head" and self._two_stages and weights.per_channel:
+            reach = ROOM * np.abs(self._grid(index, activations)[:2]).max() / source_scale
+            self._write_two_stages(operator, source, kernel, bias, scales, float(reach))
             return
         bias_scales, codes = source_scale * scales, coded(kernel, scales)
         inputs = [source, graph.add_integers(operator.inputs[1], np.int8, scales, 0, codes), -1]
@@ -229,7 +228,7 @@ class _Writer:
         options = operator.builtinOptions
         self._operators.append(graph.operator(name, inputs, [self._integers[index]], options))
 
-    def _write_fine_head(
+    def _write_two_stages(
         self,
         operator: Any,
         source: int,
@@ -238,56 +237,50 @@ class _Writer:
         steps: Array,
         reach: float,
     ) -> None:
-        """Compute each output as a coarse code and, 256 times as fine, what that leaves of it.
+        """Compute a head up to `reach`, in steps of the inputs, with 16 bits.
 
-        A layer adds its products in 32 bits and keeps 8 of them: a step of the head is wider than
-        the difference of the best two actions in many states. Here a coarse code stands for
-        `counts` units of the sum; the second layer has the coarse codes as inputs, too, and
-        subtracts them. All are on the grid of the inputs, but for the finer codes.
+        A layer keeps 8 of the 32 bits of its sums s = kernel (x - zero) + bias. The first stage's
+        codes c = round(s / units) are inputs of the second, beside x, which computes
+        round(256 (s - units c) / units). Its weights of c are at most 127, so that it takes
+        copies of c. All these inputs are on the grid of x, as CONCATENATION requires.
         """
         graph, index, size = self._graph, operator.outputs[0], len(kernel)
         grid = graph.tensors[source].quantization
         scale, zero = float(grid.scale[0]), int(grid.zeroPoint[0])
-        steps = np.maximum(steps, reach / scale / (_LARGEST**2 * _MOST_COPIES))
-        counts = np.maximum(np.ceil(reach / scale / steps / _LARGEST), 1)
-        copies = math.ceil(counts.max() / _LARGEST)
-        shares = [np.ceil((counts - i) / copies) for i in range(copies)]
+        steps = np.maximum(steps, max(_FINEST * steps.max(), reach / _LARGEST**2 / _MOST_COPIES))
+        units = np.maximum(np.ceil(reach / steps / _LARGEST), 2)  # XNNPACK scales by less than 256.
+        copies = math.ceil(units.max() / _LARGEST)
         weights = coded(kernel, steps)
-        extended = np.concatenate([weights, *(-np.diag(share) for share in shares)], axis=1)
-        # Coarse codes are 0 at the code of the inputs' 0.
-        sums = (0 if bias is None else np.rint(bias / (scale * steps))) - zero * counts
-
-        def added(suffix: bytes, like: int, steps: Any, zero: int = 0, values: Any = None) -> int:
-            shape = None if values is None else values.shape
-            number = graph.add(like, suffix, np.int8, shape, values)
-            graph.set_grid(number, steps, zero)
-            return number
-
-        biases = graph.add(index, b"_bias", np.int32, (size,), sums)
-        graph.set_grid(biases, scale / counts, 0)
-        wide = graph.add(source, b"_wide", np.int8, (1, extended.shape[1]))
-        graph.set_grid(wide, scale, zero)
-        coarse = added(b"_coarse", index, scale, zero)
-        fine = added(b"_fine", index, scale / FINER)
+        shares = [np.diag(np.ceil((units - i) / copies)) for i in range(copies)]
         kernels = [
-            added(suffix, operator.inputs[1], 1 / counts, values=values)
-            for suffix, values in ((b"_coarse", weights), (b"_fine", extended))
+            graph.add_integers(operator.inputs[1], np.int8, 1 / units, values=values)
+            for values in (weights, np.concatenate([weights, *np.negative(shares)], axis=1))
         ]
-        floats = [graph.add(index, b"_float") for _ in range(2)]
-        whole, shifted = (graph.add(index, name) for name in (b"_whole", b"_shifted"))
-        offset = graph.add(index, b"_zero", shape=(), values=scale * zero)
-        factor = graph.add(index, b"_scale", shape=(size,), values=steps * counts)
-        joined, last_axis = [source, *[coarse] * copies], schema.ConcatenationOptionsT(axis=-1)
-        options, dense = operator.builtinOptions, "FULLY_CONNECTED"
+        # The code of a head of 0 is that of an input of 0.
+        sums = (0 if bias is None else np.rint(bias / (scale * steps))) - zero * units
+        biases = graph.add_integers(index, np.int32, scale / units, values=sums)
+        rows, row, wide = (copies, size), (1, copies * size), (1, copies * size + kernel.shape[1])
+        coarse, stacked, flat, joined = (
+            graph.add_integers(index, np.int8, scale, zero, shape=shape)
+            for shape in (None, rows, row, wide)
+        )
+        fine = graph.add_integers(index, np.int8, scale / FINER)
+        shapes = [graph.add(index, b"_shape", np.int32, values=shape) for shape in (rows, row)]
+        floats = [graph.add(index, b"_float") for _ in range(4)]
+        offset = graph.add(index, b"_offset", values=scale * zero)
+        factor = graph.add(index, b"_factor", values=steps * units)
+        last_axis, options = schema.ConcatenationOptionsT(axis=-1), operator.builtinOptions
         self._operators += [
-            graph.operator(dense, [source, kernels[0], biases], [coarse], options),
-            graph.operator("CONCATENATION", joined, [wide], last_axis, version=2),
-            graph.operator(dense, [wide, kernels[1], biases], [fine], options),
+            graph.operator("FULLY_CONNECTED", [source, kernels[0], biases], [coarse], options),
+            graph.operator("BROADCAST_TO", [coarse, shapes[0]], [stacked]),
+            graph.operator("RESHAPE", [stacked, shapes[1]], [flat]),
+            graph.operator("CONCATENATION", [source, flat], [joined], last_axis, version=2),
+            graph.operator("FULLY_CONNECTED", [joined, kernels[1], biases], [fine], options),
             graph.operator("DEQUANTIZE", [coarse], floats[:1]),
-            graph.operator("DEQUANTIZE", [fine], floats[1:]),
-            graph.operator("ADD", floats, [whole]),
-            graph.operator("ADD", [whole, offset], [shifted]),
-            graph.operator("MUL", [shifted, factor], [index]),
+            graph.operator("DEQUANTIZE", [fine], floats[1:2]),
+            graph.operator("ADD", floats[:2], floats[2:3]),
+            graph.operator("ADD", [floats[2], offset], floats[3:]),
+            graph.operator("MUL", [floats[3], factor], [index]),
         ]
 
     def _integer(self, index: int) -> int:
@@ -338,7 +331,7 @@ class _Writer:
     def _write_unweighted(self, operator: Any, name: str) -> None:
         graph, source, target = self._graph, self._integers[operator.inputs[0]], operator.outputs[0]
         if name == "TANH":
-            codes = graph.add_integers(target, np.int8, UNIT_STEP, 0)
+            codes = graph.add_integers(target, np.int8, _TANH_STEP, 0)
         else:
             codes = self._add_like(target, source)
         self._integers[target] = codes
@@ -353,12 +346,12 @@ class _Writer:
                 self._operators.append(self._graph.operator("DEQUANTIZE", [source], [index]))
 
 
-def has_fine_head(graph: Graph) -> bool:
-    """Tell whether `quantized` computes the head by two layers: that of images, of one vector."""
+def has_two_stages(graph: Graph) -> bool:
+    """Tell whether `quantized` computes the head in two stages: of bytes, by one dense layer."""
     head = graph.layers()["head"]
-    shape = graph.tensors[head.inputs[0]].shape
-    is_vector = graph.name(head) == "FULLY_CONNECTED" and shape[-1] == math.prod(shape)
-    return is_vector and not graph.takes_floats and separable(graph)
+    is_dense = graph.name(head) == "FULLY_CONNECTED"
+    is_vector = [*graph.tensors[head.inputs[0]].shape][:-1] == [1]
+    return is_dense and is_vector and not graph.takes_floats and separable(graph)
 
 
 def coded(kernel: Array, steps: Array) -> Array:

@@ -242,7 +242,7 @@ def refined(content: bytes, observations: Array) -> bytes:
         graph.add(source, suffix, shape=shape) for suffix in (b"_near", b"_rest", b"_fine")
     )
     features = graph.add(source, b"_both", shape=(*shape[:-1], 2 * size))
-    factor = graph.add(source, b"_times", shape=(), values=_FINER)
+    factor = graph.add(source, b"_times", values=_FINER)
     codes, position = graph.add_codes(source, grid), graph.operators.index(layer)
     last_axis = schema.ConcatenationOptionsT(axis=-1)
     graph.operators[position:position] = [
@@ -253,6 +253,6 @@ def refined(content: bytes, observations: Array) -> bytes:
         graph.operator("CONCATENATION", [rounded, scaled_residual], [features], last_axis),
     ]
     weights = np.concatenate([kernel, kernel / _FINER], axis=1)
-    wide_kernel = graph.add(layer.inputs[1], b"_wide", shape=weights.shape, values=weights)
+    wide_kernel = graph.add(layer.inputs[1], b"_wide", values=weights)
     layer.inputs[:2] = features, wide_kernel
     return graph.pack()

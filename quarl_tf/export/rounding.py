@@ -84,7 +84,7 @@ def _round_tensor(
     grid = Grid(*(end.item() for end in best_grid(values, np.ones(values.size), form)))
     index = getattr(operator, side)[0]
     new_index, clipped = (graph.add(index, suffix) for suffix in (b"_grid", b"_cut"))
-    end = graph.add(index, b"_end", shape=(), values=grid.high)
+    end = graph.add(index, b"_end", values=grid.high)
     position = next((i for i, op in enumerate(graph.operators, 1) if index in op.outputs), 0)
     if position:  # Its producer computes the new tensor instead.
         unrounded, rounded, producer = new_index, index, graph.operators[position - 1]

@@ -93,7 +93,7 @@ def test_other_int8_schemes_compute_the_same(name: str, scheme: str, tmp_path: P
     assert ("codes: none" in artifact.with_suffix(".h").read_text()) == (scheme == "int8_head32")
 
 
-def test_a_fine_head_computes_the_same(artifacts: Artifacts, tmp_path: Path) -> None:
+def test_heads_in_two_stages_compute_the_same(artifacts: Artifacts, tmp_path: Path) -> None:
     reference = copied(artifacts["frames"], tmp_path)
     frames = np.random.default_rng(0).integers(0, 256, (200, 6, 6, 2), np.uint8)
     content = quantized(reference.read_bytes(), Scheme.parse("int8"), frames, 2)

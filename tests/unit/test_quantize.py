@@ -373,7 +373,7 @@ def test_features_far_from_zero_have_twelve_bits(content: bytes) -> None:
     assert error < 0.4 * coarse_error
 
 
-def test_a_fine_head_of_images_has_sixteen_bits(artifacts: Artifacts) -> None:
+def test_heads_of_images_have_sixteen_bits(artifacts: Artifacts) -> None:
     content = artifacts["frames"].read_bytes()
     frames = np.random.default_rng(0).integers(0, 256, (200, 6, 6, 2), np.uint8)
     schemes = map(Scheme.parse, ("int8", "int8_head32", "int8_tensor"))
@@ -392,18 +392,29 @@ def test_a_fine_head_of_images_has_sixteen_bits(artifacts: Artifacts) -> None:
     assert np.abs(wide - expected).max() < 0.05 * np.ptp(expected)
 
 
-@pytest.mark.parametrize("zero_kernel", [False, True])
-def test_a_fine_head_of_any_scale(zero_kernel: bool) -> None:
-    """Its bias may be most of it, or all."""
+@pytest.mark.parametrize("factors", [(1, 9, 0.01), (1, 1e-3, 1e3), (0, 0, 0), (1, 0, 1)])
+def test_heads_in_two_stages_of_any_scale(factors: tuple[float, ...]) -> None:
     inputs = np.random.default_rng(0).integers(0, 256, (20, 6), np.uint8)
-    last = np.zeros((16, 3), np.float32) if zero_kernel else drawn(16, 3) * np.float32([1, 9, 0])
+    last = drawn(16, 3) * np.float32(factors)
     content = converted(
         of_function(lambda x: of_bytes(x, last) + np.float32([1, -5, 2]), (6,), "uint8")
     )
-    expected, actual = (
-        heads(x, inputs) for x in (content, integer.quantized(content, inputs, INT8))
-    )
-    np.testing.assert_allclose(actual, expected, rtol=0.01, atol=0.01 * np.abs(expected).max())
+    files = content, integer.quantized(content, inputs, INT8)
+    expected, actual = (heads(x, inputs) for x in files)
+    scale = np.abs(expected).max()
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=0.01 * scale)
+
+
+def test_a_head_keeps_the_rounding_by_outputs() -> None:
+    """Its sums may be far larger than a code: the first stage's codes are copied then."""
+    inputs = np.random.default_rng(0).integers(0, 256, (300, 6), np.uint8)
+    content = converted(of_function(lambda x: of_bytes(x, drawn(512, 3)), (6,), "uint8"))
+    schemes = map(Scheme.parse, ("int8", "int8_head32"))
+    copy, float_head = (quantized(content, scheme, inputs, 3) for scheme in schemes)
+    expected = heads(float_head, inputs)
+    assert np.abs(heads(copy, inputs) - expected).std() < 0.002 * expected.std()
+    copies = next(op for op in flatbuffer.parsed(copy)[0].operators if op.name == "BROADCAST_TO")
+    assert flatbuffer.parsed(copy)[0].tensors[copies.outputs[0]].shape[0] > 20
 
 
 def test_networks_that_a_step_is_not_for_stay_as_they_are(content: bytes) -> None:

@@ -41,6 +41,29 @@ static void layer_$type(const $type *in, int8_t *out, const struct layer *layer)
     }
 }
 
+static int32_t within(int32_t x, int32_t low, int32_t high)
+{
+    return x < low ? low : x > high ? high : x;
+}
+
+/* Codes of a vector's layer and, behind them, codes of what they leave of its sums: a code of the
+   first ones is `units` of a sum, the second ones' scale is multiplier / 2^shift. */
+static void two_stages_$type(const $type *in, int8_t *out, const struct layer *layer,
+                             const int32_t *units, const int32_t *multiplier, const int8_t *shift)
+{
+    const int8_t *kernel = layer->kernel;
+    for (int32_t c = 0; c < layer->outputs; c++) {
+        const int32_t k = c * layer->step;
+        int32_t sum = layer->bias[c];
+        for (int32_t i = 0; i < layer->span; i++)
+            sum += (int32_t)*kernel++ * in[i];
+        const int32_t code = rescale(sum, layer->multiplier[k], layer->shift[k], 0);
+        out[c] = (int8_t)within(code + layer->zero, -128, 127);
+        sum = rescale(sum - units[c] * (out[c] - layer->zero), multiplier[c], shift[c], 0);
+        out[layer->outputs + c] = (int8_t)within(sum, -128, 127);
+    }
+}
+
 /* Round to the nearest code, halves away from zero; NaN becomes the lowest. */
 static int8_t quantize(float value, float scale, int32_t zero)
 {
@@ -61,11 +84,6 @@ static void float_layer(const float *in, float *out, const float *kernel, const 
             sum += in[i] * *kernel++;
         out[c] = sum + bias[c] < lowest ? lowest : sum + bias[c];
     }
-}
-
-static int32_t within(int32_t x, int32_t low, int32_t high)
-{
-    return x < low ? low : x > high ? high : x;
 }
 
 /* (x multiplier + more) / 2^shift, to the nearest. */
