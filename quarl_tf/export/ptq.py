@@ -4,9 +4,9 @@
 int8 scale for a raw observation would drown its small features (CartPole's pole angle is ±0.2
 beside velocities of ±3), after it all features fill the same ±5, each in two int8 numbers. Kernels
 have a scale for each output and are rounded by what their layer computes, layers are equalised or,
-on images, smoothed, and the head of a discrete policy is centred first. On images two layers
-compute it in 16 bits, and the ranges of layers are those that bring it nearest to the float one;
-see benchmarks/int8_recipes.json and int8_games.json.
+on images, smoothed, and the head of a discrete policy is centred first. On images the head is
+computed in two stages, in 16 bits, and the ranges of layers are those that bring it nearest to the
+float one; see benchmarks/int8_recipes.json and int8_games.json.
 """
 
 import contextlib
