@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from quarl_tf.presets import Preset
 
 _CHANCE = kinds.Kind("a Chance, as Chance('sticky', 0.25)", lambda v: isinstance(v, Chance))
-_EPISODES_SAVED = 50  #: After so many more episodes, or a quarter more, an evaluation is saved.
 
 
 def _silent(*_: Any) -> None: ...
@@ -213,7 +212,6 @@ def _played(
 
     A longer one stays: it may be another processor's, or another process may play them, too.
     """
-    from quarl_tf import environments
     from quarl_tf.environments import registry
     from quarl_tf.evaluation import play
     from quarl_tf.store.state import may_be_continued
@@ -224,23 +222,14 @@ def _played(
     begun = saved()
     if begun is not None and not may_be_continued(begun, chance):
         begun = None
-    # Of a greedy game, episodes that were saved would be played again for their starts.
-    at_once = chance == GREEDY and environments.rules(env_id) is not None
-    done = len(begun.seeds) if begun else 0
-    while begun is None or done < len(seeds):
-        # The environment is reset for those that are done: a part of them, if they are many.
-        done = len(seeds) if at_once else min(len(seeds), done + max(_EPISODES_SAVED, done // 4))
-        begun = play.evaluate(
-            artifact,
-            seeds[:done],
-            chance,
-            reference=reference if reference.exists() else None,
-            update=lambda played, _, *note: update(played, len(seeds), *note),
-            begun=begun,
-        )
-        if (kept := saved()) is None or done >= len(kept.seeds):
-            begun.save(path)
-    return begun
+
+    def save(evaluation: Evaluation) -> None:
+        if (kept := saved()) is None or len(evaluation.seeds) >= len(kept.seeds):
+            evaluation.save(path)
+
+    compared = reference if reference.exists() else None
+    options = {"reference": compared, "update": update, "begun": begun, "save": save}
+    return play.evaluate(artifact, seeds, chance, **options)
 
 
 def report(

@@ -74,9 +74,21 @@ def int8() -> str:
         "is ahead of a random policy; in the last but one column is what it would differ from "
         "itself by on as many other episodes.\n\n"
         + table(header, all_cells)
+        + "\nFiles of former recipes, whose heads have fewer than 16 bits: "
+        + ", ".join(f"`{run_id}`" for run_id in _former_heads())
+        + ".\n"
         + "\n## Cells\n\nErrors in percent of fp32's return, normalised ones in brackets.\n\n"
         + table(["cell", "trainings", "return of fp32", *(f"`{way}`" for way in ways)], rows, 4)
     )
+
+
+def _former_heads() -> list[str]:
+    """Return the trainings on games whose `int8` has no head in two stages."""
+    columns = (c for cell in study.read(ROOT / "studies/games.yaml").cells for c in cell.columns)
+    runs = [run for column in columns if column.name == "int8" for run in column.runs]
+    paths = {run.run_id: Workspace(ROOT).artifact(run.run_id, "int8") for run in runs}
+    sidecars = {run_id: Sidecar.load(sidecar_path(path)) for run_id, path in paths.items()}
+    return [name for name, one in sidecars.items() if "BROADCAST_TO int8" not in one.operators]
 
 
 def over_all() -> str:

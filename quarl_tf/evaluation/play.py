@@ -6,7 +6,7 @@ in the same episode. Each kind of chance has files of its own.
 
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import chain, cycle, islice, repeat
@@ -32,6 +32,10 @@ from quarl_tf.store.state import protocol
 AGREEMENT_TOLERANCE = 0.01  #: Largest difference of equal continuous actions, of their range.
 _LATENCY_OBSERVATIONS = 1000  #: Observations for timing; 1000 Atari frames take 28 MB.
 _WARM_UP_CALLS = 100
+_SECONDS_SAVED = 60  #: After so long, at the end of an episode, an evaluation is saved again.
+
+#: Facts of an evaluation that more episodes do not change.
+_ONCE = ("reference_sha256", "agreement", "latency_us")
 
 _Act = Callable[[Any], Any]
 
@@ -44,15 +48,17 @@ def evaluate(
     reference: Path | None = None,
     update: Update = lambda *_: None,
     begun: Evaluation | None = None,
+    save: Callable[[Evaluation], None] = lambda _: None,
 ) -> Evaluation:
     """Play one whole episode per seed with a flatbuffer, greedily or with chance.
 
     The episodes of an evaluation that was `begun` come first and are not played again; its latency
-    and agreement stay. `update` is called after every episode. Actions are compared with those of
-    the `reference`, the run's fp32 flatbuffer, on the states that the reference visits: otherwise
-    an early difference would lead to other states and count again. A UsageError where the policy
-    is no distribution to draw from; a QuarlError where a file is damaged, the reference has another
-    network, the environment is not the policy's, or a return is not finite.
+    and agreement stay. `update` is called after every episode, `save` every minute and at the end.
+    Actions are compared with those of the `reference`, the run's fp32 flatbuffer, on the states
+    that the reference visits: otherwise an early difference would lead to other states and count
+    again. A UsageError where the policy is no distribution to draw from; a QuarlError where a file
+    is damaged, the reference has another network, the environment is not the policy's, or a return
+    is not finite.
     """
     policy = Policy.load(artifact)
     sidecar = policy.sidecar
@@ -66,25 +72,50 @@ def evaluate(
             "Actions can be compared only with a policy of the same network; export both again. "
             f"Received: {reference} of another network than {sidecar.scheme}"
         )
-    facts: dict[str, Any] = {}
+    facts = {name: getattr(begun, name) for name in _ONCE} if begun else dict[str, Any]()
+    # Of a greedy game, episodes that were saved would be played again for their starts.
+    at_once = chance == GREEDY and environments.rules(sidecar.env_id) is not None
+    least, saved_at = len(seeds) if at_once else AGREEMENT_EPISODES, time.monotonic()
+
+    def so_far(episodes: list[Episode], observations: list[NDArray[Any]]) -> Evaluation:
+        if not facts:
+            facts.update(_measured(env, policy, guide, seeds, chance, episodes, observations))
+        names = {"run_id": sidecar.run_id, "env_id": sidecar.env_id, "scheme": sidecar.scheme}
+        rules = {"protocol": protocol(sidecar.env_id, chance), "artifact_sha256": sidecar.sha256}
+        return _evaluation(episodes, seeds[: len(episodes)], **names, **rules, **facts)
+
     with closing(matching_env(sidecar, chance)) as env:
         known = [] if begun is None else _episodes(begun)
-        episodes, observations = _play_all(env, policy, seeds, chance, update, known)
-        if begun is not None:
-            kept = ("reference_sha256", "agreement", "latency_us")
-            facts = {name: getattr(begun, name) for name in kept}
-        elif guide is not None:
-            states = sum(episode.length for episode in episodes[:AGREEMENT_EPISODES])
-            agreement = {"fraction": 1.0, "states": states}
-            if guide.sidecar.sha256 != sidecar.sha256:
-                agreement = _agreement(env, guide, policy, seeds[:AGREEMENT_EPISODES], chance)
-            facts = {"reference_sha256": guide.sidecar.sha256, "agreement": agreement}
-    if begun is None:
-        act = _actor(policy, seeds[0], chance) if chance.kind == "sampled" else policy.act
-        facts["latency_us"] = percentiles(time_calls(act, observations))
-    facts["artifact_sha256"] = sidecar.sha256
-    names = {"run_id": sidecar.run_id, "env_id": sidecar.env_id, "scheme": sidecar.scheme}
-    return _evaluation(episodes, seeds, **names, protocol=protocol(sidecar.env_id, chance), **facts)
+        for episodes, observations in _play_all(env, policy, seeds, chance, known):
+            update(done := len(episodes), len(seeds))
+            is_due = time.monotonic() - saved_at >= _SECONDS_SAVED
+            if is_due and least <= done < len(seeds):
+                save(so_far(episodes, observations))
+                saved_at = time.monotonic()
+        evaluation = so_far(episodes, observations)
+    save(evaluation)
+    return evaluation
+
+
+def _measured(
+    env: gym.Env[Any, Any],
+    policy: Policy,
+    guide: Policy | None,
+    seeds: Sequence[int],
+    chance: Chance,
+    episodes: Sequence[Episode],
+    observations: Sequence[NDArray[Any]],
+) -> dict[str, Any]:
+    """Return the facts `_ONCE`, without those of a comparison where there is no guide."""
+    act = _actor(policy, seeds[0], chance) if chance.kind == "sampled" else policy.act
+    facts: dict[str, Any] = {"latency_us": percentiles(time_calls(act, observations))}
+    if guide is None:
+        return facts
+    states = sum(episode.length for episode in episodes[:AGREEMENT_EPISODES])
+    agreement = {"fraction": 1.0, "states": states}
+    if guide.sidecar.sha256 != policy.sidecar.sha256:
+        agreement = _agreement(env, guide, policy, seeds[:AGREEMENT_EPISODES], chance)
+    return facts | {"reference_sha256": guide.sidecar.sha256, "agreement": agreement}
 
 
 def percentiles(durations: Sequence[float] | NDArray[np.float64]) -> dict[str, float]:
@@ -179,12 +210,11 @@ def _play_all(
     policy: Policy,
     seeds: Sequence[int],
     chance: Chance,
-    update: Update,
     known: Sequence[Episode],
-) -> tuple[list[Episode], list[NDArray[Any]]]:
-    """Play the episodes of an evaluation but the `known` first ones; return all.
+) -> Iterator[tuple[list[Episode], list[NDArray[Any]]]]:
+    """Play the episodes of an evaluation but the `known` first ones; after each yield all so far.
 
-    Also returns the first observations that were acted on.
+    Also yields the first observations that were acted on.
     A game has 30 starts and is deterministic: greedy episodes from the same start are played once.
     """
     episodes: list[Episode] = []
@@ -196,23 +226,21 @@ def _play_all(
             observations.append(np.array(observation))  # Environments may reuse theirs.
         return choose(observation)
 
-    for done, seed in enumerate(seeds, start=1):
+    for number, seed in enumerate(seeds):
         observation, info = env.reset(seed=seed)
         start = info.get(environments.START, zlib.crc32(np.asarray(observation).tobytes()))
-        if done <= len(known):
-            episode = known[done - 1]._replace(start=start)
-        elif start in by_start:
-            episode = by_start[start]
-        else:
+        if number < len(known):
+            episodes.append(known[number]._replace(start=start))
+            continue
+        episode = by_start.get(start)
+        if episode is None:
             ties, choose = policy.ties, _actor(policy, seed, chance)
             episode = play(env, partial(act, choose=choose), observation, seed)
             episode = episode._replace(ties=policy.ties - ties, start=start)
             if chance == GREEDY and environments.START in info:
                 by_start[start] = episode
         episodes.append(episode)
-        if done > len(known):
-            update(done, len(seeds))
-    return episodes, observations
+        yield episodes, observations
 
 
 def _agreement(

@@ -188,14 +188,14 @@ def test_an_interrupted_evaluation_keeps_its_episodes(
             raise KeyboardInterrupt
 
     path = stochastic("tied", "int8")
-    monkeypatch.setattr(pipeline, "_EPISODES_SAVED", 10)
+    monkeypatch.setattr(play, "_SECONDS_SAVED", 0)
     with pytest.raises(KeyboardInterrupt):
         pipeline.evaluate(path, 30, update=interrupt)
-    assert len(Evaluation.load(evaluation_path(path)).seeds) == 20
+    assert len(Evaluation.load(evaluation_path(path)).seeds) == 24
     seeds = evaluation_seeds(RUN.seed, 30)
     monkeypatch.setattr(play, "play", played := Mock(wraps=acting.play))
     result = pipeline.evaluate(path, 30)
-    assert [call.args[-1] for call in played.mock_calls[:10]] == seeds[20:]
+    assert [call.args[-1] for call in played.mock_calls[:6]] == seeds[24:]
     assert outcomes(result) == outcomes(evaluate(path, seeds))
     # One that cannot be continued is kept until another is as long.
     replace(result, processor="Gamma").save(evaluation_path(path))
