@@ -35,7 +35,6 @@ def _variant(
     nearest: bool = False,
     equalise: bool = True,
     refine: bool = False,
-    smooth: bool = False,
 ) -> Variant:
     recipe = Scheme.parse(scheme).recipe
     if nearest:
@@ -45,7 +44,6 @@ def _variant(
     def make(content: bytes, observations: NDArray[np.float32]) -> bytes:
         content = preparation.equalised(content) if equalise else content
         content = preparation.refined(content, observations) if refine else content
-        content = preparation.smoothed(content, observations) if smooth else content
         return integer.quantized(content, observations, recipe)
 
     return make
@@ -60,8 +58,6 @@ VARIANTS: dict[str, Variant] = {
     "per channel, equalised, refined, by outputs": _variant(refine=True),
     "the same, head in float": _variant("int8_head32", refine=True),
 }
-#: For policies on images.
-IMAGE_VARIANTS = {"per channel, smoothed, by outputs": _variant(equalise=False, smooth=True)}
 
 
 def measure(path: Path, episodes: int) -> dict[str, dict[str, float]]:
@@ -76,8 +72,7 @@ def measure(path: Path, episodes: int) -> dict[str, dict[str, float]]:
     observations = calibration.observations(policy)
     samples, unseen = observations[::2], observations[1::2][:_UNSEEN]
     content = preparation.centred(content, choices)
-    variants = VARIANTS | (IMAGE_VARIANTS if sidecar.observation_dtype == "uint8" else {})
-    files = {"fp32": content, **{name: make(content, samples) for name, make in variants.items()}}
+    files = {"fp32": content, **{name: make(content, samples) for name, make in VARIANTS.items()}}
     policies = {name: Policy(file, sidecar) for name, file in files.items()}
     heads = {n: np.array([p.head(x) for x in unseen]) for n, p in policies.items()}
     if choices is not None:
@@ -108,7 +103,7 @@ def main() -> None:
             results[run_id] = measure(entry.artifact, args.episodes)
             write_text(RESULTS, json.dumps(results, indent=1) + "\n")
             print(run_id, {n: round(v["head_error"], 2) for n, v in results[run_id].items()})
-    for name in VARIANTS | IMAGE_VARIANTS:
+    for name in VARIANTS:
         ratios = [
             run[name]["head_error"] / run["per tensor"]["head_error"]
             for run in results.values()

@@ -60,7 +60,8 @@ def blame(content: bytes, policy: Policy, episodes: int) -> list[Blame]:
         rounded = snap(outputs, grid, form)
         noise = max(float(np.square(rounded - outputs).mean()), 1e-30)
         # Zeros of ReLU are not saturated.
-        saturated = (rounded >= rounded.max()) | ((rounded <= rounded.min()) & (low < 0))
+        is_lowest = (rounded < grid.low + grid.step / 2) & (low < 0)
+        saturated = is_lowest | (rounded > grid.high - grid.step / 2)
         quantized = integer.quantized(content, observations, auto.INT8.without(name))
         heads = auto.heads(quantized, policy, seen)
         effect = Blame(

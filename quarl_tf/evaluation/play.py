@@ -86,6 +86,7 @@ def evaluate(
 
     with closing(matching_env(sidecar, chance)) as env:
         known = [] if begun is None else _episodes(begun)
+        episodes, observations = known, list[NDArray[Any]]()  # If another process played the rest.
         for episodes, observations in _play_all(env, policy, seeds, chance, known):
             update(done := len(episodes), len(seeds))
             is_due = time.monotonic() - saved_at >= _SECONDS_SAVED

@@ -278,33 +278,42 @@ class _Writer:
 
     def _two_stages(self, operators: list[Any]) -> None:
         """Compute the codes of both stages of a head, from the same sums."""
-        first, second = operators[0], operators[4]
         source, sources = self._tensor, [[*op.inputs] for op in operators]
         coarse, stacked, flat, joined, fine, *floats, _ = (op.outputs[0] for op in operators)
         del sources[1][1:], sources[2][1:]  # Shapes.
         (*_, kernel, bias), (*_, extended, _) = sources[0], sources[4]
         chain = [[source, kernel, bias], [coarse], [stacked], [source, flat]]
         chain += [[joined, extended, bias], [coarse], [fine], floats]
-        weights, copies = (self._values(i).astype(np.int64) for i in (kernel, extended))
-        copies = copies[:, weights.shape[1] :].reshape(len(weights), -1, len(weights))
-        units = -np.diagonal(copies, axis1=0, axis2=2).sum(axis=0)
+        weights, values = (self._values(i).astype(np.int64) for i in (kernel, extended))
+        size, inputs = weights.shape
+        copies = values[:, inputs:].reshape(size, -1, size).diagonal(axis1=0, axis2=2)
+        limit = int((255 * np.abs(values).sum(axis=1) + np.abs(self._values(bias))).max())
         (scale, zero), step = self._grid(coarse), self._grid(fine)[0]
-        grids = [self._grid(source), self._grid(joined), self._grid(fine)]
-        is_plain = {self._graph.activation(op) for op in (first, second)} == {NONE}
-        if (sources, grids) != (chain, [(scale, zero)] * 2 + [(scale / FINER, 0)]) or not is_plain:
+        is_same = (
+            sources == chain
+            and [self._grid(i) for i in (source, joined)] == [(scale, zero)] * 2
+            and self._grid(fine) == (scale / FINER, 0)
+            and {*map(self._graph.activation, operators)} == {NONE}
+            and np.array_equal(values, np.hstack([weights, *map(np.diag, copies)]))
+            and not self._tensors[extended].zero_points.any()
+            and self._count(coarse) == size
+        )
+        if not is_same or limit > np.iinfo(np.int32).max:
             raise _refusal("BROADCAST_TO int8 in another order")
-        name = self._declare_layer(first, "FULLY_CONNECTED int8")
-        ratios = self._tensors[extended].scales.astype(np.float64) * scale / step
-        arrays = [units.astype(np.int32), *_multipliers(ratios, np.iinfo(np.int32).max)]
-        source_array, self._array = self._array, self._buffer("int8_t", 2 * len(weights))
+        name = self._declare_layer(operators[0], "FULLY_CONNECTED int8")
+        ratios = np.broadcast_to(self._tensors[extended].scales.astype(np.float64), size)
+        multipliers, shifts = _multipliers(ratios * scale / step, limit)
+        arrays = -copies.sum(axis=0).astype(np.int32), multipliers, shifts
+        source_array, self._array = self._array, self._buffer("int8_t", 2 * size)
         arguments = [source_array, self._array, f"&{name}_layer", *map(self.constant, arrays)]
         self.body.append(f"    two_stages_{self._type}({', '.join(arguments)});")
-        self.scales["last"] = f"scale {scale!s}, zero point {zero}, and {FINER} times as fine"
-        rest = f"(float){self._array}[{len(weights)} + i]"
+        self.scales["last"] = (
+            f"scale {scale!s}, zero point {zero}, and the rest {FINER} times as fine"
+        )
         self._load, self._type = f"{scale!s}f * (float)({self._array}[i] - {zero})", "float"
-        self._steps = [f"x = x + {step!s}f * {rest};"]
+        self._steps = [f"x = x + {step!s}f * (float){self._array}[{size} + i];"]
         if self._fixed:
-            self._load = f"{FINER} * {self._array}[i] + {self._array}[{len(weights)} + i]"
+            self._load = f"{FINER} * {self._array}[i] + {self._array}[{size} + i]"
             self._factor, self._offset = np.float64(step), -np.float64(scale) * zero
             self._largest, self._finer = 129 * FINER, FINER
         self._tensor = operators[-1].outputs[0]
@@ -417,7 +426,10 @@ class _Writer:
     def _line(self, factor: Array, offset: Array) -> list[str]:
         """Declare factors and offsets for `line` in C."""
         multipliers, shifts = _multipliers(factor, 0)
-        offsets = np.rint(offset * 2.0**shifts).astype(np.int64)
+        offsets = offset * 2.0**shifts
+        if np.abs(offsets).max() > 2**62:
+            raise _refusal("a number that Q16.16 does not hold")
+        offsets = np.rint(offsets).astype(np.int64)
         return [self.constant(values) for values in (multipliers, shifts, offsets)]
 
     def _flush(self, target: str) -> None:

@@ -184,7 +184,7 @@ class Graph:
     ) -> int:
         """Add a tensor of the name and, without shape or values, the shape of another.
 
-        Values are constant, and have the shape.
+        Values are constant, and their shape counts.
         """
         template, kind = self.tensors[like], _TYPES[np.dtype(dtype)]
         tensor = schema.TensorT(name=template.name + suffix, type=kind, hasRank=template.hasRank)

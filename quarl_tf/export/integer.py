@@ -35,7 +35,7 @@ _MOST_ERROR = 0.1
 #: them is like may decide a life, and actions beyond the end tie.
 ROOM = 3
 FINER = 256  #: Codes of the second stage in one of the first.
-_LARGEST = 127  #: The largest weight.
+_LARGEST = 127  #: The largest weight, and code of the first stage.
 _MOST_COPIES = 512  #: Of the first stage's codes, as inputs of the second.
 
 #: The finest step of an output's kernel, as a share of the coarsest: a quiet one needs no more.
@@ -247,16 +247,17 @@ class _Writer:
         graph, index, size = self._graph, operator.outputs[0], len(kernel)
         grid = graph.tensors[source].quantization
         scale, zero = float(grid.scale[0]), int(grid.zeroPoint[0])
-        steps = np.maximum(steps, max(_FINEST * steps.max(), reach / _LARGEST**2 / _MOST_COPIES))
+        coarsest = steps[kernel.any(axis=1)].max(initial=0)  # Any step will do for zeros.
+        steps = np.maximum(steps, max(_FINEST * coarsest, reach / _LARGEST**2 / _MOST_COPIES))
         units = np.maximum(np.ceil(reach / steps / _LARGEST), 2)  # XNNPACK scales by less than 256.
         copies = math.ceil(units.max() / _LARGEST)
         weights = coded(kernel, steps)
-        shares = [np.diag(np.ceil((units - i) / copies)) for i in range(copies)]
+        parts = (units + np.arange(copies)[:, None]) // copies
         kernels = [
             graph.add_integers(operator.inputs[1], np.int8, 1 / units, values=values)
-            for values in (weights, np.concatenate([weights, *np.negative(shares)], axis=1))
+            for values in (weights, np.hstack([weights, *map(np.diag, -parts)]))
         ]
-        # The code of a head of 0 is that of an input of 0.
+        # A head of 0 has the code 0, not that of an input of 0.
         sums = (0 if bias is None else np.rint(bias / (scale * steps))) - zero * units
         biases = graph.add_integers(index, np.int32, scale / units, values=sums)
         rows, row, wide = (copies, size), (1, copies * size), (1, copies * size + kernel.shape[1])

@@ -99,10 +99,9 @@ def _calibrated(
         return converter.stock_int8(content, observations)
     preparation.require_quantisable(content, LAYERS)
     scheme.recipe.require_layers(Graph(content).layers())
-    float_head = scheme.recipe.head.activations is None
     if scheme.kind == "integer" and scheme.name != "int8_tensor":
         content = preparation.prepared(content, observations, choices)
-    elif not float_head:
+    elif scheme.recipe.head.activations is not None:
         content = preparation.centred(content, choices)
     quantise = integer.quantized if scheme.kind == "integer" else rounding.optimised
     return quantise(content, observations, scheme.recipe)

@@ -78,6 +78,7 @@ def test_tensorflow_lite_micro_takes_images(micro: str, tmp_path: Path) -> None:
     artifact = MODELS / "PongNoFrameskip-v4/dqn/s0-4b456516/int8.tflite"
     squares = np.random.default_rng(0).integers(0, 256, (20, 12, 12, 4), np.uint8)
     images, policy = squares.repeat(7, axis=1).repeat(7, axis=2), Policy.load(artifact)
+    assert "BROADCAST_TO int8" in policy.sidecar.operators
     expected = np.array([policy.head(image) for image in images])
     heads = replayed(micro, artifact, images, tmp_path)
     assert np.abs(heads - expected).max() < 0.02 * np.ptp(expected)

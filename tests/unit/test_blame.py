@@ -29,7 +29,9 @@ def test_layers_before_a_tanh_are_judged_up_to_where_int8_ends(monkeypatch: Patc
     assert max(max(-row.low, row.high) for row in hidden) == 3.5
 
 
-def test_a_spread_head_is_judged_as_a_whole(artifacts: Artifacts, monkeypatch: Patch) -> None:
+def test_a_head_in_two_stages_is_judged_as_a_whole(
+    artifacts: Artifacts, monkeypatch: Patch
+) -> None:
     frames = np.random.default_rng(0).integers(0, 256, (200, 6, 6, 2), np.uint8)
     monkeypatch.setattr(calibration, "observations", lambda _: frames)
     monkeypatch.setattr(calibration, "selection_returns", lambda *_: [1.0] * 20)
@@ -38,8 +40,8 @@ def test_a_spread_head_is_judged_as_a_whole(artifacts: Artifacts, monkeypatch: P
     row = blame(path.read_bytes(), policy, 20)[-1]
     heads = actions.centred(np.array([policy.head(frame) for frame in frames]), 2)
     assert (row.low, row.high) == pytest.approx((heads.min(), heads.max()), rel=1e-3)
-    assert row.saturated < 0.1
-    assert row.codes > 200
+    assert row.saturated == 0
+    assert row.codes > 256
 
 
 def test_actions_agree_beyond_their_bounds_and_differ_if_one_does() -> None:

@@ -21,8 +21,9 @@ from samples import MODELS, ROOT, Artifacts, Capsys, Copy, Patch, copied, printe
 from quarl_tf.cli import arguments, main
 from quarl_tf.export import boards, c_source
 from quarl_tf.export.boards import Memory
-from quarl_tf.export.graph import Graph
+from quarl_tf.export.graph import RELU, Graph
 from quarl_tf.export.ptq import quantized
+from quarl_tf.foundation.errors import UsageError
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import Scheme
 from quarl_tf.store.records import Sidecar
@@ -96,13 +97,28 @@ def test_other_int8_schemes_compute_the_same(name: str, scheme: str, tmp_path: P
 def test_heads_in_two_stages_compute_the_same(artifacts: Artifacts, tmp_path: Path) -> None:
     reference = copied(artifacts["frames"], tmp_path)
     frames = np.random.default_rng(0).integers(0, 256, (200, 6, 6, 2), np.uint8)
-    content = quantized(reference.read_bytes(), Scheme.parse("int8"), frames, 2)
+    content = quantized(reference.read_bytes(), Scheme.parse("int8"), frames // 8, 2)
     sidecar = Sidecar.load(sidecar_path(reference))
     artifact = write_flatbuffer(tmp_path / "int8.tflite", content, sidecar)
-    compiled.check(artifact, frames, compiled.SANITIZED)
-    heads, _ = compiled.run(artifact, frames)
-    fixed_heads, _ = compiled.run(artifact, frames, compiled.SANITIZED, fixed=True) / 65536
-    assert np.abs(fixed_heads - heads).max() < 2 / 65536
+    # Some are beyond what the first stage reaches.
+    for images in (frames, frames // 8):
+        heads, actions = compiled.run(artifact, images, compiled.SANITIZED)
+        np.testing.assert_array_equal(heads, compiled.reference_heads(artifact, images))
+        np.testing.assert_array_equal(actions[:, 0], heads.argmax(axis=1))
+        fixed_heads, _ = compiled.run(artifact, images, compiled.SANITIZED, fixed=True) / 65536
+        assert np.abs(fixed_heads - heads).max() < 2 / 65536
+    # What computes something else is refused.
+    fine, join = Graph(content), Graph(content)
+    second = [op for op in fine.operators if fine.name(op) == "FULLY_CONNECTED"][-1]
+    weights = fine.model.buffers[fine.tensors[second.inputs[1]].buffer]
+    weights.data = weights.data.copy()
+    weights.data[0] ^= 1
+    clip = next(op for op in join.operators if join.name(op) == "CONCATENATION")
+    clip.builtinOptions.fusedActivationFunction = RELU
+    for graph in (fine, join):
+        other = write_flatbuffer(tmp_path / "other.tflite", graph.pack(), sidecar)
+        with pytest.raises(UsageError, match="BROADCAST_TO int8 in another order"):
+            c_source.write(other)
 
 
 @pytest.mark.parametrize("run", ["LunarLander-v3/ppo/s0", "MountainCarContinuous-v0/ddpg/s0"])

@@ -46,8 +46,8 @@ static int32_t within(int32_t x, int32_t low, int32_t high)
     return x < low ? low : x > high ? high : x;
 }
 
-/* Codes of a vector's layer and, behind them, codes of what they leave of its sums: a code of the
-   first ones is `units` of a sum, the second ones' scale is multiplier / 2^shift. */
+/* Codes of a dense layer and, behind them, of the remainders of its sums. A code is `units` of a
+   sum; a remainder is scaled by multiplier / 2^shift. */
 static void two_stages_$type(const $type *in, int8_t *out, const struct layer *layer,
                              const int32_t *units, const int32_t *multiplier, const int8_t *shift)
 {

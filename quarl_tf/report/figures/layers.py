@@ -78,8 +78,9 @@ def blamed_layers(layers: pd.DataFrame, title: str = "") -> Figure:
         axes.margins(x=0.2)  # Room for the numbers.
         axes.xaxis.set_major_locator(MaxNLocator(4))
         axes.set_xlabel(label)
-        if column == "codes":
+        if column == "codes" and layers["codes"].max() > 256:  # Of a head in two stages.
             axes.set_xscale("log")
+            axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
     # Limits are infinite for too few episodes.
     gain = layers[["gain", "gain_low", "gain_high"]].replace([-np.inf, np.inf], np.nan)
     gain_panel.axvline(0, color=GREY, linewidth=0.8)
