@@ -149,11 +149,9 @@ def copy_artifact(artifacts: Artifacts, tmp_path: Path) -> Copy:
 @pytest.fixture
 def describe(tmp_path: Path) -> Describe:
     """Return a function that writes content and a sidecar, which is right except for changes."""
-
-    def write(content: bytes, name: str = "policy", **changes: Any) -> Path:
-        return write_flatbuffer(tmp_path / f"{name}.tflite", content, **changes)
-
-    return write
+    return lambda content, name="policy", **changes: write_flatbuffer(
+        tmp_path / f"{name}.tflite", content, **changes
+    )
 
 
 @pytest.fixture(scope="module")

@@ -19,12 +19,11 @@ import numpy as np
 import pytest
 from gymnasium.envs.registration import EnvSpec as Registration
 
-from quarl_tf import agents, networks, presets
+from quarl_tf import Policy, agents, networks, presets
 from quarl_tf.cli import main
 from quarl_tf.environments import env_spec, make_vector
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.files import sha256
-from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import Quantization, Run
 from quarl_tf.store.records import Evaluation, Sidecar, TrainingRecord
 from quarl_tf.store.workspace import Workspace

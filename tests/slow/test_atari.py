@@ -1,6 +1,5 @@
 """Single games and vectors follow one protocol, written out here in plain NumPy."""
 
-import math
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -24,7 +23,7 @@ NOOP, FIRE = 0, 1
 def shrink(picture: np.ndarray, axis: int) -> np.ndarray:
     """Average over 84 equal parts of an axis, which may end inside a pixel."""
     size = picture.shape[axis]
-    fine = np.repeat(picture, math.lcm(size, 84) // size, axis)
+    fine = np.repeat(picture, np.lcm(size, 84) // size, axis)
     return np.stack([part.mean(axis) for part in np.split(fine, 84, axis)], axis)
 
 

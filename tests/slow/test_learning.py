@@ -10,10 +10,9 @@ import pytest
 from gymnasium import spaces
 from samples import train, write_presets
 
-from quarl_tf import agents, environments, networks, presets
+from quarl_tf import Run, agents, environments, networks, presets
 from quarl_tf.cli import verbs
 from quarl_tf.networks import inference
-from quarl_tf.spec import Run
 from quarl_tf.store.records import Evaluation
 from quarl_tf.store.workspace import Workspace, evaluation_path
 

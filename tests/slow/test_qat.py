@@ -28,6 +28,18 @@ from quarl_tf.training import checkpoint, loop
 
 BITS = range(2, 9)
 schedule, aware = partial(QatSchedule, delay=1), partial(quantised, delay=1)
+BATCHES = [np.float32([[1, -1, 3]]), np.float32([[5, -2, 0]]), np.float32([[0, 0, 1]])]
+KINDS = {"nearest": {}, "floor": {"rounding": "floor", "step": "paper"}}
+UPSTREAM = np.float32([[0.1, -0.3, 7, 1e-9, -2]])
+LEARNED: dict[str, Any] = {"learned_steps": True, "gradient": "clipped"}
+#: The first two are tried with every network.
+OPTIONS: list[dict[str, Any]] = [
+    *({}, {"bits": 2}, {"bits": 8}, {"edge_bits": 3}, {"rule": "paper"}, {"per_channel": True}),
+    *({"learned_steps": True}, {"learned_steps": True, "per_channel": True, "bits": 8}),
+]
+#: Overrides by which acting depends on the head alone: no noise, no exploration, one draw.
+_GREEDY = {"exploration_final": 0.0}
+_CERTAIN = {"ddpg": {"noise": 0.0}, "dqn": _GREEDY, "pqn": _GREEDY, "ppo": {}}
 
 
 class Quantized:
@@ -80,9 +92,6 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-BATCHES = [np.float32([[1, -1, 3]]), np.float32([[5, -2, 0]]), np.float32([[0, 0, 1]])]
-
-
 def watched_ends(ranges: str, *batches: np.ndarray, training: bool = True) -> list[float]:
     layer = WatchedLayer(keras.layers.Activation("linear"), {}, ranges)
     for batch in batches:
@@ -108,9 +117,6 @@ def test_percentiles_leave_out_a_thousandth_at_each_end() -> None:
     assert watched_ends("percentile", batch) == [-998, 998]
     expected = 0.99 * 998 + 0.01 * 1996
     assert watched_ends("percentile", batch, 2 * batch) == pytest.approx([-expected, expected])
-
-
-KINDS = {"nearest": {}, "floor": {"rounding": "floor", "step": "paper"}}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -149,9 +155,6 @@ def test_kernels_are_rounded_as_by_numpy(bits: int, axis: int | None) -> None:
     np.testing.assert_array_equal(quantized(kernel), snap(kernel, grid, form))
 
 
-UPSTREAM = np.float32([[0.1, -0.3, 7, 1e-9, -2]])
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("gradient", ["straight_through", "clipped"])
 def test_gradients_are_the_upstream_ones(gradient: str, kind: str) -> None:
@@ -159,9 +162,6 @@ def test_gradients_are_the_upstream_ones(gradient: str, kind: str) -> None:
     (to_inputs,) = quantized.gradients(np.float32([[-9, -0.7, 0.2, 0.9, 9]]), UPSTREAM)
     passing = np.bool_([1, 1, 1, 1, 1] if gradient == "straight_through" else [0, 1, 1, 1, 0])
     np.testing.assert_array_equal(to_inputs, np.where(passing, UPSTREAM, 0))
-
-
-LEARNED: dict[str, Any] = {"learned_steps": True, "gradient": "clipped"}
 
 
 def test_learned_steps_have_the_gradient_of_their_paper() -> None:
@@ -260,13 +260,6 @@ def test_single_layers_may_have_bits_of_their_own() -> None:
     assert [kernel.form.bits for kernel in kernels if kernel is not None] == [2, 4, 6]
     misspelt = watching(aware(bits=4, **{"hiden_0.bits": 2}))
     assert "did you mean hidden_0" in refused(misspelt, FACTORIES["tanh"](), code=2)
-
-
-#: The first two are tried with every network.
-OPTIONS: list[dict[str, Any]] = [
-    *({}, {"bits": 2}, {"bits": 8}, {"edge_bits": 3}, {"rule": "paper"}, {"per_channel": True}),
-    *({"learned_steps": True}, {"learned_steps": True, "per_channel": True, "bits": 8}),
-]
 
 
 @pytest.mark.parametrize(
@@ -406,16 +399,10 @@ def test_until_the_delay_training_is_the_plain_one(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "gradient", "options"),
-    [
-        ("dqn", "straight_through", {}),
-        ("pqn", "straight_through", {}),
-        ("ddpg", "clipped", {}),
-        ("ddpg", "clipped", {"until": 1.0}),
-    ],
+    ("name", "options"), [("dqn", {}), ("pqn", {}), ("ddpg", {}), ("ddpg", {"until": 1.0})]
 )
 def test_the_best_since_the_delay_is_kept_with_its_grids(
-    name: str, gradient: str, options: Any, tmp_path: Path, monkeypatch: Patch
+    name: str, options: Any, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     falling, played = iter(range(1000, 0, -1)), loop.rollout.rollout
 
@@ -425,7 +412,7 @@ def test_the_best_since_the_delay_is_kept_with_its_grids(
     monkeypatch.setattr("quarl_tf.training.loop.rollout.rollout", worse_every_time)
     workspace = Workspace(tmp_path)
     plain = replace(PLAIN[name], overrides=PLAIN[name].overrides | options)
-    run = at_delay(plain, ranges="following", gradient=gradient)
+    run = replace(plain, quantization=presets.quantization(name, {"bits": 4, "delay": DELAY}))
     notes: list[str] = []
     record = train(workspace, run, lambda *a: notes.append(a[2]))
     assert DELAY <= record.best_step < 660
@@ -437,11 +424,6 @@ def test_the_best_since_the_delay_is_kept_with_its_grids(
     networks.set_weights(network, weights)
     qat.freeze(network)
     np.testing.assert_equal(networks.weights(network), weights)
-
-
-#: Overrides by which acting depends on the head alone: no noise, no exploration, one draw.
-_GREEDY = {"exploration_final": 0.0}
-_CERTAIN = {"ddpg": {"noise": 0.0}, "dqn": _GREEDY, "pqn": _GREEDY, "ppo": {}}
 
 
 @pytest.mark.parametrize("name", _CERTAIN)

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 from samples import Patch, built, heads, observed, quantised, refused, settle, write_training
 
-from quarl_tf import networks, pipeline
+from quarl_tf import Run, networks, pipeline
 from quarl_tf.export.graph import Graph
 from quarl_tf.quantization import qat, watching
 from quarl_tf.runtime import flatbuffer
-from quarl_tf.spec import Run
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import Workspace, sidecar_path
 

@@ -149,10 +149,8 @@ def test_a_saved_training_goes_on_where_it_was(kind: str, tmp_path: Path, capsys
     record = TrainingRecord.load(elsewhere.run_dir(expected.run_id) / "training.json")
     assert record.run == expected.to_dict()
     assert record.best_step > state["step"]
-    lines, continued = (
-        (folder / "progress.csv").read_text().splitlines()
-        for folder in (tmp_path / "here/runs" / run.run_id, elsewhere.run_dir(expected.run_id))
-    )
+    folders = tmp_path / "here/runs" / run.run_id, elsewhere.run_dir(expected.run_id)
+    lines, continued = ((f / "progress.csv").read_text().splitlines() for f in folders)
     shared = len(state["rows"]) + 1
     assert continued[:shared] == lines[:shared]
     assert [line.split(",")[0] for line in continued] == [line.split(",")[0] for line in lines]

@@ -22,7 +22,6 @@ from samples import STUDY, Capsys, Patch, printed, python, refusal, refused, sil
 from quarl_tf.cli import verbs
 from quarl_tf.foundation.errors import BusyError
 from quarl_tf.foundation.files import locked
-from quarl_tf.spec import REFERENCE
 from quarl_tf.store.workspace import Workspace, evaluation_path
 from quarl_tf.study import State, Status, Study, engine, failure_path, plan, read
 
@@ -104,9 +103,7 @@ def test_a_killed_study_goes_on_without_what_fails(finished: Finished, capsys: C
     assert re.search(r"q2d300\S* \W+ qat_w2a2 \W+ evaluated", output)
 
 
-def test_a_second_run_tries_again_what_failed_and_states_follow_from_the_files_alone(
-    finished: Finished, tmp_path: Path
-) -> None:
+def test_a_second_run_tries_what_failed_again(finished: Finished, tmp_path: Path) -> None:
     path, root, _ = finished
     shutil.copytree(root, tmp_path, dirs_exist_ok=True)
     study = read(path)
@@ -158,9 +155,7 @@ sys.exit(verbs.main(sys.argv[1:]))
 """
 
 
-def test_four_workers_share_a_folder_and_take_over_from_one_that_is_killed(
-    finished: Finished, tmp_path: Path
-) -> None:
+def test_workers_share_a_folder_and_replace_killed_ones(finished: Finished, tmp_path: Path) -> None:
     path, python = write_study(tmp_path, SOUND_STUDY), tmp_path / "python"
     python.write_text(_COPYING.format(root=tmp_path, done=finished[1]))
     python.chmod(0o755)
@@ -199,9 +194,7 @@ def test_a_failure_is_taken_from_another_worker_and_tried_again_by_its_own(tmp_p
     assert [recorder.started for recorder in recorders] == [[], [run.run_id for run in runs]]
 
 
-def test_the_commands_of_a_study_do_it_plain_ones_first(
-    finished: Finished, tmp_path: Path, capsys: Capsys
-) -> None:
+def test_commands_do_plain_runs_first(finished: Finished, tmp_path: Path, capsys: Capsys) -> None:
     path, root, _ = finished
     words, new_root = ["study", "plan", str(path), "--commands", "--root"], root / "new"
     commands = printed(capsys, *words, str(new_root)).splitlines()
@@ -259,7 +252,7 @@ def test_a_failed_scheme_stops_no_run_with_a_reference(tmp_path: Path, monkeypat
     failing = _Recorder(1, plain_id)
 
     def fp32_is_evaluated(*arguments: Any) -> list[Status]:
-        done = {(run_id, REFERENCE) for run_id in failing.started}
+        done = {(run_id, "fp32") for run_id in failing.started}
         return [
             replace(s, state=State.EVALUATED) if (s.run.run_id, s.scheme.name) in done else s
             for s in plan(*arguments)

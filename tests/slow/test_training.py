@@ -1,7 +1,6 @@
 """What a training writes, how it resumes, and what it refuses."""
 
 import errno
-import math
 import os
 import shutil
 from dataclasses import replace
@@ -15,14 +14,13 @@ import pytest
 import samples
 from samples import TINY, Capsys, Patch, begun, built, products, refusal, refused, snapshot, train
 
-from quarl_tf import environments, networks, pipeline
+from quarl_tf import Run, environments, networks, pipeline
 from quarl_tf.environments import GAME_OVER, RAW_REWARD
 from quarl_tf.environments.acting import Tick
 from quarl_tf.foundation.files import locked
 from quarl_tf.foundation.seeding import environment_seed
 from quarl_tf.networks import inference
 from quarl_tf.quantization import quantizing
-from quarl_tf.spec import Run
 from quarl_tf.store.records import Sidecar, TrainingRecord
 from quarl_tf.store.state import finished_training, require_origin, starting_from
 from quarl_tf.store.workspace import Workspace, sidecar_path
@@ -222,7 +220,7 @@ def test_losses_and_heads_beyond_numbers_are_divergence(tmp_path: Path, monkeypa
     state = begun(tmp_path, TINY)
     state.resume()
     with monkeypatch.context() as patch:
-        patch.setattr(state.agent, "learn", lambda _: {"loss": math.nan})
+        patch.setattr(state.agent, "learn", lambda _: {"loss": np.nan})
         assert "Training diverged" in refused(state.burst)
     weights = networks.weights(state.agent.network)
     networks.set_weights(state.agent.network, {n: v * np.nan for n, v in weights.items()})

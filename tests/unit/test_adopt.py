@@ -12,12 +12,11 @@ import tensorflow as tf
 from conftest import Network
 from samples import Artifacts, Capsys, Patch, printed, python, refusal
 
+from quarl_tf import Policy, Run
 from quarl_tf.cli import main
 from quarl_tf.export import adopt as adopting
 from quarl_tf.export.converter import converted, of_function
 from quarl_tf.foundation.files import sha256
-from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import Run
 from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.workspace import evaluation_path, sidecar_path
 
@@ -44,16 +43,11 @@ def test_a_file_becomes_a_run_that_is_quantised_and_reported(file: Path, capsys:
     words = ("adopt", str(file), *MINE, "--schemes", "int8,ptq_w4", "--episodes", "5")
     assert RUN in printed(capsys, *words, "--gate", "100")
     assert (FOLDER / "fp32.tflite").read_bytes() == file.read_bytes()
+    usual = "fp32", "fp16", "int8", *(f"ptq_w{n}" for n in range(8, 1, -1))
     for scheme in ("fp32", "int8", "ptq_w4"):
         run = Run.from_dict(Policy.load(FOLDER / f"{scheme}.tflite").sidecar.run)
         assert (run.run_id, run.adopted, run.overrides["head"]) == (RUN, True, "logits")
-        # Those without a training.
-        assert run.default_schemes == (
-            "fp32",
-            "fp16",
-            "int8",
-            *(f"ptq_w{n}" for n in range(8, 1, -1)),
-        )
+        assert run.default_schemes == usual  # Those without a training.
         assert len(Evaluation.load(evaluation_path(FOLDER / f"{scheme}.tflite")).seeds) == 5
     assert Sidecar.load(FOLDER / "fp32.json").check["observations"] > 100
     assert main(["export", RUN, "--schemes", "fp32,ptq_w3"]) == 0  # As for any other run.

@@ -22,6 +22,12 @@ from quarl_tf.quantization import watching
 CART_POLE = environments.env_spec("CartPole-v1")
 STEERED = EnvSpec((3,), "float32", None, (-2.0, 0.0), (2.0, 10.0))
 LOW, HIGH = STEERED.bounds
+SEVERAL = EnvSpec((4,), "float32", (2, 3))
+START = np.array([1.0, -2.0, 3.0, 0.5])
+#: Of very different sizes, so that each epsilon has an effect.
+GRADIENTS = np.array([[10.0, -1.0, 1e-3, 1e-6], [-2.0, 4.0, 2e-3, -3e-6], [5.0, 0.0, 1e-3, 1e-6]])
+
+PRESET = presets.load("a2c", "CartPole-v1", {"learning_rate_decay": False})
 
 
 def build(algo: str, spec: EnvSpec = CART_POLE, quantization: Any = None, **changes: Any) -> Any:
@@ -255,9 +261,6 @@ def stepped(agent: Any, batch: Any) -> tuple[Any, list[Any]]:
     return agent._gradient_step(*map(tf.constant, batch)), gradients
 
 
-SEVERAL = EnvSpec((4,), "float32", (2, 3))
-
-
 def test_each_gradient_of_dqn_is_clipped() -> None:
     agent, gradients = build("dqn", gradient_clip=1e-3), list[Any]()
     optimizer = agent._steps[0][2]._optimizer
@@ -349,13 +352,6 @@ def test_networks_of_other_observations_are_no_start() -> None:
     assert "('normalizer/mean:0', (4,)), ('normalizer/mean:0', (6,))" in message
     of_integers = networks.weights(integers.network)
     assert "normalizer/mean:0" in refused(floats.start_from, of_integers, 10)
-
-
-START = np.array([1.0, -2.0, 3.0, 0.5])
-#: Of very different sizes, so that each epsilon has an effect.
-GRADIENTS = np.array([[10.0, -1.0, 1e-3, 1e-6], [-2.0, 4.0, 2e-3, -3e-6], [5.0, 0.0, 1e-3, 1e-6]])
-
-PRESET = presets.load("a2c", "CartPole-v1", {"learning_rate_decay": False})
 
 
 def steps(make: Callable[[list[Any]], Any], gradients: np.ndarray) -> np.ndarray:

@@ -62,21 +62,19 @@ def test_c_needs_an_int8_scheme_and_a_compiler(tmp_path: Path, monkeypatch: Patc
     assert list(entry["latency_us"]) == ["1"]
 
 
-@pytest.mark.parametrize(("load", "slow", "at_rest"), [(0, 1, True), (2, 1, False), (0, 3, False)])
-def test_a_busy_machine_is_told(
-    load: float, slow: float, at_rest: bool, capsys: Capsys, monkeypatch: Patch
-) -> None:
+def test_a_busy_machine_is_told(capsys: Capsys, monkeypatch: Patch) -> None:
     """The second has a high load, the third loops of different durations."""
-    monkeypatch.setattr(benches.os, "getloadavg", lambda: (load, 0, 0))
     monkeypatch.setattr(benches.provenance, "available_cores", lambda: {0, 1})
     monkeypatch.setattr(benches, "_program", lambda *_: None)
-    monkeypatch.setattr(benches.timeit, "repeat", lambda *_, **__: [1.0] * 9 + [slow])
-    measurements = benches.bench([CART_POLE], 5, silent)
-    assert (measurements["load_average"], measurements["spread"]) == (load / 2, slow)
-    assert measurements["at_rest"] is at_rest
-    monkeypatch.setattr(verbs, "bench", lambda *_: measurements)
-    assert main(["bench", str(CART_POLE)]) == 0
-    assert ("not at rest" in capsys.readouterr().err) is not at_rest
+    for load, slow, at_rest in ((0, 1, True), (2, 1, False), (0, 3, False)):
+        monkeypatch.setattr(benches.os, "getloadavg", Mock(return_value=(load, 0, 0)))
+        monkeypatch.setattr(benches.timeit, "repeat", Mock(return_value=[1.0] * 9 + [slow]))
+        measurements = benches.bench([CART_POLE], 5, silent)
+        assert (measurements["load_average"], measurements["spread"]) == (load / 2, slow)
+        assert measurements["at_rest"] is at_rest
+        monkeypatch.setattr(verbs, "bench", Mock(return_value=measurements))
+        assert main(["bench", str(CART_POLE)]) == 0
+        assert ("not at rest" in capsys.readouterr().err) is not at_rest
 
 
 def test_latencies_are_replaced(tmp_path: Path, capsys: Capsys, monkeypatch: Patch) -> None:

@@ -29,9 +29,7 @@ def test_layers_before_a_tanh_are_judged_up_to_where_int8_ends(monkeypatch: Patc
     assert max(max(-row.low, row.high) for row in hidden) == 3.5
 
 
-def test_a_head_in_two_stages_is_judged_as_a_whole(
-    artifacts: Artifacts, monkeypatch: Patch
-) -> None:
+def test_heads_in_two_stages_are_judged_as_wholes(artifacts: Artifacts, monkeypatch: Patch) -> None:
     frames = np.random.default_rng(0).integers(0, 256, (200, 6, 6, 2), np.uint8)
     monkeypatch.setattr(calibration, "observations", lambda _: frames)
     monkeypatch.setattr(calibration, "selection_returns", lambda *_: [1.0] * 20)
@@ -58,8 +56,7 @@ def test_gains_are_paired_with_an_interval(copy_artifact: Copy, monkeypatch: Pat
     returns = [base, base + steady, base, base + 1]
     monkeypatch.setattr(calibration, "selection_returns", lambda *_: list(returns.pop(0)))
     path = copy_artifact("fp32")
-    files: list[bytes] = []
-    write = integer.quantized
+    files, write = list[bytes](), integer.quantized
     monkeypatch.setattr(integer, "quantized", lambda *a: files.append(write(*a)) or files[-1])
     rows = sorted(blame(path.read_bytes(), Policy.load(path), 20), key=lambda row: -row.share)
     # One of them is the int8 file that users get.
@@ -80,6 +77,8 @@ def test_recipe_and_returns_are_recorded(copy_artifact: Copy, monkeypatch: Patch
     assert {"not equalised", "int8_tensor", "head in float"} < returns.keys()
     assert returns["int8"] == max(returns.values())
     other = copy_artifact("fp32")
+    # Recipes are chosen on different episodes.
+    assert len(set(calibration.selection_returns(Policy.load(other), 5))) > 1
     replace(Sidecar.load(sidecar_path(other)), network_sha256="ab" * 32).save(sidecar_path(other))
     assert quantize(other, scheme) == artifact
     after = Policy.load(artifact).sidecar
@@ -87,35 +86,23 @@ def test_recipe_and_returns_are_recorded(copy_artifact: Copy, monkeypatch: Patch
     assert after.check["selection_returns"] != returns
 
 
-@pytest.mark.parametrize(("noise", "recipe"), [(0.5, "hidden_0 and head in float"), (100, "int8")])
+@pytest.mark.parametrize(  # No recipe beside int8 is larger than fp32.
+    ("noise", "more", "recipe"),
+    [(0.5, 0, "hidden_0 and head in float"), (100, 0, "int8"), (0.5, 10**6, "int8")],
+)
 def test_a_certain_gain_keeps_the_worst_layer_in_float(
-    copy_artifact: Copy, monkeypatch: Patch, noise: float, recipe: str
+    copy_artifact: Copy, monkeypatch: Patch, noise: float, more: int, recipe: str
 ) -> None:
-    rising, random = iter(range(6)), np.random.default_rng(0)
-    monkeypatch.setattr(
-        calibration, "selection_returns", lambda *_: random.normal(next(rising), noise, 20)
-    )
+    random, quantized = np.random.default_rng(0), integer.quantized
+    returns = (random.normal(rise, noise, 20) for rise in range(6))
+    monkeypatch.setattr(calibration, "selection_returns", lambda *_: next(returns))
+    monkeypatch.setattr(integer, "quantized", lambda *a: quantized(*a) + bytes(more))
     monkeypatch.setattr(auto, "errors", lambda *_: {"hidden_0": 2.0, "hidden_1": 1.0, "head": 9.0})
     artifact = quantize(copy_artifact("fp32"), Scheme.parse("int8_auto"))
     assert Policy.load(artifact).sidecar.check["recipe"] == recipe
 
 
-def test_no_recipe_beside_int8_is_larger_than_fp32(copy_artifact: Copy, monkeypatch: Patch) -> None:
-    rising = iter(range(6))
-    monkeypatch.setattr(calibration, "selection_returns", lambda *_: next(rising) + np.arange(20))
-    quantized = integer.quantized
-    monkeypatch.setattr(integer, "quantized", lambda *a: quantized(*a) + bytes(10**6))
-    artifact = quantize(copy_artifact("fp32"), Scheme.parse("int8_auto"))
-    assert Policy.load(artifact).sidecar.check["recipe"] == "int8"
-
-
-def test_recipes_are_chosen_on_different_episodes(artifacts: Artifacts) -> None:
-    assert len(set(calibration.selection_returns(Policy.load(artifacts["fp32"]), 5))) > 1
-
-
-def test_blame_takes_the_id_of_a_run_or_a_float_file_and_writes_a_table(
-    artifacts: Artifacts, copy_artifact: Copy, tmp_path: Path, capsys: Capsys
-) -> None:
+def test_blame_of_runs_and_float_files(copy_artifact: Copy, tmp_path: Path, capsys: Capsys) -> None:
     path = Workspace(tmp_path).artifact("dqn-CartPole-v1-s0", "fp32")
     copies = [copy_artifact(name).parent for name in ("fp32", "fp16")]
     shutil.copytree(copies[0], path.parent)
@@ -136,4 +123,4 @@ def test_blame_takes_the_id_of_a_run_or_a_float_file_and_writes_a_table(
         assert set(table["network_sha256"]) == {Policy.load(path).sidecar.network_sha256}
     line = refusal(capsys, *words, "dqn-CartPole-v1-s7", code=1)
     assert "s7/fp32.tflite is not there; make it (quarl export" in line
-    assert "scheme='int8'" in refusal(capsys, *words, str(artifacts["int8"]))
+    assert "scheme='int8'" in refusal(capsys, *words, str(copy_artifact("int8")))

@@ -24,16 +24,7 @@ from hypothesis import strategies as st
 from samples import Drawn, Patch, python, refused, register, step
 
 from quarl_tf import environments
-from quarl_tf.environments import (
-    Rising,
-    airnav,
-    env_spec,
-    loops,
-    make,
-    make_vector,
-    registry,
-    require_seeded,
-)
+from quarl_tf.environments import Rising, airnav, env_spec, loops, make, make_vector, registry
 from quarl_tf.environments.acting import Tick, ticks
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.files import sha256
@@ -42,6 +33,7 @@ from quarl_tf.training.rollout import _Sample, rollout
 #: Environments, and ticks enough for some episodes to end and others to begin.
 EXACT = {"LunarLander-v3": 300, "BipedalWalker-v3": 200, "Walker2DBulletEnv-v0": 100}
 EXACT |= {"AirNav-v0": 780}
+BYTES = spaces.Box(0, 255, (2,), np.uint8)
 
 
 def play(envs: Any, seed: int, length: int, choices: int = 0) -> list[Tick]:
@@ -227,9 +219,6 @@ def test_observations_have_their_space_s_type(kind: Any, drawn: Any, monkeypatch
         assert (observations.dtype, observations.reshape(-1, 3)[0].tolist()) == (kind, [0, 1, 2])
 
 
-BYTES = spaces.Box(0, 255, (2,), np.uint8)
-
-
 @pytest.mark.parametrize(
     ("space", "observation", "words"),
     [
@@ -313,9 +302,8 @@ def vectorised(patch: Patch, returned: Any) -> Any:
 
 def test_vectors_of_users_are_checked(monkeypatch: Patch) -> None:
     fields = np.ones((2, 3)), [1, 0.5], [0, 1], (False, None), None
-    observations, rewards, terminated, truncated, info = vectorised(
-        monkeypatch, lambda: fields
-    ).step([0, 1])
+    vector = vectorised(monkeypatch, lambda: fields)
+    observations, rewards, terminated, truncated, info = vector.step([0, 1])
     assert (observations.dtype, rewards.dtype, rewards.sum()) == (np.float32, np.float64, 1.5)
     assert (terminated.tolist(), truncated.any(), info) == ([False, True], False, {})
     for returned, words in (
@@ -325,7 +313,7 @@ def test_vectors_of_users_are_checked(monkeypatch: Patch) -> None:
         (sys.exit, "raised SystemExit in step"),
     ):
         assert words in refused(vectorised(monkeypatch, returned).step, [0, 1])
-    assert "the same seed in two ways" in refused(require_seeded, "Faulty-v0", code=2)
+    assert "the same seed in two ways" in refused(environments.require_seeded, "Faulty-v0", code=2)
     create = partial(make_vector, "Faulty-v0", 2, training=True)
     assert "int64 is not JSON serializable" in refused(create, code=2)
 
@@ -374,14 +362,6 @@ def test_missions_have_their_zone_and_leave_room(name: str, zone: int) -> None:
             assert (np.hypot(*(centres - point).T) - radii[:, 0]).min() >= 3.5
 
 
-def test_a_mission_is_cut_after_750_steps_without_a_penalty() -> None:
-    env = make("AirNav-v0")
-    env.reset(seed=0)
-    *ends, last = [env.step(19)[1:4] for _ in range(750)]
-    assert not any(late for *_, late in ends)
-    assert last == (-1.0, False, True)
-
-
 def test_options_choose_arena_and_zone() -> None:
     env, keyed = make("AirNav-v0"), make("AirNav-v0", arena="easy", zone=1)
     observation, _ = env.reset(seed=2, options={"arena": "easy", "zone": 1})
@@ -393,11 +373,13 @@ def test_options_choose_arena_and_zone() -> None:
     assert "did you mean hard?" in refused(make, "AirNav-v0", arena="hrd", code=2)
 
 
-def test_gymnasium_accepts_it_and_it_is_drawn() -> None:
+def test_gymnasium_accepts_it_and_a_mission_is_cut_after_750_steps_and_drawn() -> None:
     check_env(gym.make("AirNav-v0", arena="easy", zone=2, render_mode="rgb_array").unwrapped)
     env = make("AirNav-v0", render_mode="rgb_array")
     env.reset(seed=0)
-    env.step(0)
+    *ends, last = [env.step(19)[1:4] for _ in range(750)]
+    assert not any(late for *_, late in ends)
+    assert last == (-1.0, False, True)  # Without a penalty.
     picture: Any = env.render()
     assert (picture.shape, picture.dtype) == ((480, 480, 3), np.uint8)
 
@@ -471,9 +453,7 @@ def test_rollouts_keep_extremes_of_features(lengths: list[int], keep: int, image
 
 
 @given(st.integers(1, 1000), st.integers(2, 15), st.booleans())
-def test_vectors_are_half_from_the_beginning_and_all_else_is_spread(
-    length: int, keep: int, images: bool
-) -> None:
+def test_vectors_are_half_early_and_all_else_spread(length: int, keep: int, images: bool) -> None:
     ticks = kept([length], keep, images=images).reshape(-1, 2)[:, 0]
     half = 0 if images else min(keep // 2, length)
     np.testing.assert_array_equal(ticks[:half], np.arange(half))

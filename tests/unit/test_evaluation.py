@@ -1,7 +1,6 @@
 """Episodes replayed by the evaluator are those that stepping Gymnasium by hand gives."""
 
 import errno
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,15 +15,13 @@ import pytest
 from conftest import STEERING, Network
 from samples import RUN, SIDECAR, Artifacts, Describe, Patch, refused, register, step
 
-from quarl_tf import environments, pipeline
+from quarl_tf import Policy, environments, pipeline
 from quarl_tf.environments import acting, airnav, env_spec, registry
-from quarl_tf.environments.acting import Episode
 from quarl_tf.evaluation import play
 from quarl_tf.evaluation.compare import effective_n
 from quarl_tf.evaluation.play import evaluate, evaluate_random
 from quarl_tf.foundation import files, provenance
 from quarl_tf.foundation.seeding import environment_seed, evaluation_seeds, generator
-from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import GREEDY, Chance, Run
 from quarl_tf.store.records import Evaluation, Protocol
 from quarl_tf.store.state import baseline, evaluation_flaw, may_be_continued
@@ -72,17 +69,12 @@ def test_continuous_actions_agree_nearly(describe: Describe, shift: float, fract
 @pytest.fixture
 def stochastic(artifacts: Artifacts, describe: Describe) -> Callable[..., Path]:
     """Return a function that writes a flatbuffer whose head is taken for logits."""
-
-    def write(name: str, scheme: str, **changes: Any) -> Path:
-        content = artifacts[name].read_bytes()
-        return describe(content, scheme, scheme=scheme, head="logits", **changes)
-
-    return write
+    return lambda name, scheme, **changes: describe(
+        artifacts[name].read_bytes(), scheme, scheme=scheme, head="logits", **changes
+    )
 
 
-def by_hand(
-    path: Path, chance: Chance, seeds: list[int], note: Callable[[np.ndarray], object] = id
-) -> list[tuple[float, int]]:
+def by_hand(path: Path, chance: Chance, seeds: list[int], note: Any = id) -> list[Any]:
     """Step Gymnasium by hand; `note` sees every observation."""
     policy = Policy.load(path)
     env = gym.make(policy.sidecar.env_id)
@@ -180,9 +172,7 @@ def test_saved_evaluations_are_reused(stochastic: Describe, monkeypatch: Patch) 
     assert pipeline.evaluate(path, 14) == Evaluation.load(saved)
 
 
-def test_an_interrupted_evaluation_keeps_its_episodes(
-    stochastic: Describe, monkeypatch: Patch
-) -> None:
+def test_interrupted_evaluations_keep_episodes(stochastic: Describe, monkeypatch: Patch) -> None:
     def interrupt(done: int, _: int) -> None:
         if done == 25:
             raise KeyboardInterrupt
@@ -239,18 +229,13 @@ def test_evaluations_of_games_state_their_rules(stochastic: Describe, monkeypatc
 
 
 class _OfTwoStarts(gym.Wrapper):
-    """Starts by a seed's remainder."""
+    """Starts by a seed's remainder, and names its start if it is a game."""
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
-        return self.env.reset(seed=seed % 2, options=options)
+    is_game = False
 
-
-class _Game(_OfTwoStarts):
-    """Names its start, as games do."""
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
-        observation, info = super().reset(seed=seed, options=options)
-        return observation, info | {environments.START: (seed or 0) % 2}
+    def reset(self, *, seed: int, options: Any = None) -> tuple[Any, Any]:
+        observation, info = self.env.reset(seed=seed % 2, options=options)
+        return observation, info | ({environments.START: seed % 2} if self.is_game else {})
 
 
 @pytest.mark.parametrize("name", ["fp32", "tied"])
@@ -258,7 +243,8 @@ def test_one_start_is_played_once(stochastic: Describe, name: str, monkeypatch: 
     path = stochastic(name, "fp32")
     by_start = [evaluate(path, [seed]) for seed in (0, 1)]
     make, played, progress = environments.make, Mock(wraps=acting.play), list[int]()
-    monkeypatch.setattr(environments, "make", lambda env_id, **_: _Game(make(env_id)))
+    monkeypatch.setattr(environments, "make", lambda env_id, **_: _OfTwoStarts(make(env_id)))
+    monkeypatch.setattr(_OfTwoStarts, "is_game", True)
     monkeypatch.setattr(play, "play", played)
     result = evaluate(path, [4, 7, 5, 2, 9], update=lambda done, _: progress.append(done))
     assert progress == [1, 2, 3, 4, 5]
@@ -323,10 +309,10 @@ def test_success_is_what_the_last_step_of_an_episode_tells(monkeypatch: Patch) -
     assert set(result.successes or ()) == {True, False}
     assert result.successes == [total > 0 for total in result.returns]
     # Where only successes are told, the others are none.
-    outcomes = iter([Episode(1.0, 3, True), Episode(0.0, 3, None)])
+    outcomes = iter([acting.Episode(1.0, 3, True), acting.Episode(0.0, 3, None)])
     monkeypatch.setattr(play, "play", lambda *_: next(outcomes))
     assert evaluate_random("CartPole-v1", "run", SEEDS[:2]).successes == [True, False]
     monkeypatch.setattr(play, "play", acting.play)
-    ended = acting.Tick(0, 0, 1.0, True, True, info={environments.SUCCESS: math.nan})
+    ended = acting.Tick(0, 0, 1.0, True, True, info={environments.SUCCESS: np.nan})
     monkeypatch.setattr(acting, "ticks", lambda *_: [ended])
     assert "Received: nan" in refused(acting.play, None, None, None, 0)

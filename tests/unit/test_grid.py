@@ -14,12 +14,10 @@ from quarl_tf.quantization.grid import fake_quantize, grid_between, snap
 from quarl_tf.spec import TensorFormat
 
 #: Everything but the bits.
-KINDS: dict[str, dict[str, Any]] = {
-    "runtime": {},
-    "symmetric": {"symmetric": True},
-    "paper": {"step": "paper"},
-    "floor": {"step": "paper", "rounding": "floor"},
-}
+KINDS: dict[str, dict[str, Any]] = {"runtime": {}, "symmetric": {"symmetric": True}}
+KINDS |= {"paper": {"step": "paper"}, "floor": {"step": "paper", "rounding": "floor"}}
+FOUR = TensorFormat(bits=4, symmetric=True, per_channel=True)
+KERNEL = np.random.default_rng(0).normal(size=(16, 24)).astype(np.float32)
 
 
 def form(kind: str, bits: int) -> TensorFormat:
@@ -96,10 +94,6 @@ def test_channels_are_slices(values: np.ndarray, form: TensorFormat, data: st.Da
     for i in range(values.shape[axis]):
         channel = fake_quantize(values.take(i, axis), form)
         np.testing.assert_array_equal(quantized.take(i, axis), channel)
-
-
-FOUR = TensorFormat(bits=4, symmetric=True, per_channel=True)
-KERNEL = np.random.default_rng(0).normal(size=(16, 24)).astype(np.float32)
 
 
 @pytest.mark.parametrize(("importance", "end"), [([0, 1, 1], 0.4), ([1, 0, 0], 1.0)])

@@ -21,6 +21,10 @@ from quarl_tf.spec.architectures import Architecture, Convolution, architecture
 SPEC = EnvSpec((3,), "float32", 2)
 MLP = Design(architecture((5, 4)), 2)
 build = partial(build_policy, SPEC, MLP, seed=0)
+IMAGES = EnvSpec((20, 20, 2), "uint8", 3)
+CONVOLUTIONAL = Architecture((16,), (Convolution(4, 8, 4),))
+#: What the papers say of Pong's networks, in millions of weights and biases.
+MILLIONS = {"nature": 1.69, "li": 0.68, "policy_a": 1.25, "policy_b": 19.5, "policy_c": 129}
 
 
 def test_the_same_seed_gives_the_same_initial_weights() -> None:
@@ -145,10 +149,6 @@ def test_open_actions_are_in_half_ranges_around_the_middle() -> None:
     np.testing.assert_allclose(squashed(x).numpy(), expected, rtol=1e-5, atol=1e-5)
 
 
-IMAGES = EnvSpec((20, 20, 2), "uint8", 3)
-CONVOLUTIONAL = Architecture((16,), (Convolution(4, 8, 4),))
-
-
 @pytest.mark.parametrize(
     ("spec", "design"),
     [
@@ -217,10 +217,6 @@ def test_normaliser_cuts_off_at_five_deviations() -> None:
     collected.update(np.full((50, 3), 7, np.float32))
     collected.apply_to([network])
     assert np.abs(layer(np.full((1, 3), 7.001, np.float32)).numpy()).max() < 0.11
-
-
-#: What the papers say of Pong's networks, in millions of weights and biases.
-MILLIONS = {"nature": 1.69, "li": 0.68, "policy_a": 1.25, "policy_b": 19.5, "policy_c": 129}
 
 
 @pytest.mark.parametrize("name", MILLIONS)

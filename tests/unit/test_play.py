@@ -24,12 +24,11 @@ from PIL import Image, ImageSequence
 from py_mini_racer import MiniRacer
 from samples import MODELS, ROOT, SIDECAR, Capsys, Patch, observed, printed, refusal, refused
 
-from quarl_tf import environments, pipeline
+from quarl_tf import Policy, environments, pipeline
 from quarl_tf.environments import airnav, make
 from quarl_tf.evaluation import video
 from quarl_tf.report import page, play, write
 from quarl_tf.runtime import POLICIES
-from quarl_tf.runtime.policy import Policy
 from quarl_tf.store.records import Evaluation
 from quarl_tf.store.workspace import Workspace, evaluation_path
 

@@ -26,6 +26,8 @@ from quarl_tf.store.workspace import sidecar_path
 
 VECTORS = np.random.default_rng(1).normal(0, 1, (50, 4)).astype("f4")
 FRAMES = np.random.default_rng(1).integers(0, 256, (20, 6, 6, 2), dtype=np.uint8)
+DRAWS = 20_000
+KERNELS, BIASES = 4 * 64 + 64 * 64 + 64 * 2, 64 + 64 + 2
 
 
 @pytest.mark.parametrize("name", ["int8_io", "frames_int8_io", "frames_uint8_io"])
@@ -45,9 +47,6 @@ def test_integer_inputs_get_the_nearest_codes(artifacts: Artifacts, name: str) -
         expected = (head - output_zero_point) * output_scale
         np.testing.assert_allclose(policy.head(observation), expected, rtol=1e-6)
         assert policy.act(observation) == head.argmax()
-
-
-DRAWS = 20_000
 
 
 def test_actions_are_drawn_with_the_softmax_of_the_logits(describe: Describe) -> None:
@@ -184,9 +183,6 @@ def test_a_policy_acts_without_error_output_and_temporary_folder(artifacts: Arti
     for redirection in ("", "2>&-"):
         command = f"{shlex.quote(sys.executable)} -c {shlex.quote(code)} {redirection}"
         assert subprocess.check_output(command, shell=True, text=True).strip() in ("0", "1")
-
-
-KERNELS, BIASES = 4 * 64 + 64 * 64 + 64 * 2, 64 + 64 + 2
 
 
 def test_weights_are_those_of_the_network(artifacts: Artifacts, networks: dict[str, Any]) -> None:

@@ -23,10 +23,17 @@ from quarl_tf.networks import Design, build_policy
 from quarl_tf.quantization.grid import fake_quantize, own_grid
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import Scheme, TensorFormat, actions
+from quarl_tf.spec import Scheme, actions
 from quarl_tf.spec.architectures import architecture
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import sidecar_path
+
+INT8 = Scheme.parse("int8").recipe
+OBSERVATIONS = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
+#: Of networks as others build them.
+FEATURES = np.random.default_rng(2).normal(size=(300, 6)).astype(np.float32)
+SCALE = np.array([1, 1, 1, 1, 1, 100], np.float32)
+Network = Callable[[Any], Any]
 
 
 @pytest.mark.parametrize(
@@ -184,10 +191,6 @@ def test_a_copy_replaces_no_other_file(copy_artifact: Copy, description: str | N
     assert snapshot(path.parent) == before
 
 
-INT8 = Scheme.parse("int8").recipe
-OBSERVATIONS = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
-
-
 @pytest.fixture(scope="module")
 def content(artifacts: Artifacts) -> bytes:
     return artifacts["fp32"].read_bytes()
@@ -202,14 +205,6 @@ def policy_of(content: bytes, observations: np.ndarray) -> Policy:
 
 def heads(content: bytes, observations: np.ndarray = OBSERVATIONS) -> np.ndarray:
     return auto.heads(content, policy_of(content, observations), observations)
-
-
-def test_codes_and_scales_of_a_kernel() -> None:
-    kernel = np.array([[1.27, -0.64], [0.0, 3.81]], np.float32)
-    for axis, steps, codes in ((0, [0.01, 0.03], [127, -64]), (None, [0.03], [42, -21])):
-        grid = own_grid(kernel, TensorFormat(bits=8, symmetric=True), axis)
-        np.testing.assert_allclose(grid.step.ravel(), steps, rtol=1e-6)
-        np.testing.assert_array_equal(integer.coded(kernel, grid.step), [codes, [0, 127]])
 
 
 def test_an_odd_number_of_weights_is_stored_as_int4() -> None:
@@ -363,11 +358,8 @@ def test_features_far_from_zero_have_twelve_bits(content: bytes) -> None:
     kernel, bias = graph.kernel_and_bias(layer)
     graph.set_constant(layer.inputs[2], bias - kernel @ offset)
     content = graph.pack()
-    files = [content]
-    files += [
-        integer.quantized(x, observations, INT8)
-        for x in (content, preparation.refined(content, observations))
-    ]
+    sources = content, preparation.refined(content, observations)
+    files = content, *(integer.quantized(x, observations, INT8) for x in sources)
     exact, coarse, fine = (heads(x, observations) for x in files)
     coarse_error, error = (np.abs(x - exact).mean() for x in (coarse, fine))
     assert error < 0.4 * coarse_error
@@ -471,9 +463,7 @@ def test_kernels_rounded_by_outputs_change_the_head_less(content: bytes) -> None
     ("scheme", "step"),
     [("ptq_opt_w4", "fit_kernel"), ("ptq_opt_w4a4", "fit_kernel"), ("ptq_opt_w4a4", "smoothed")],
 )
-def test_each_step_before_rounding_changes_heads_less(
-    content: bytes, scheme: str, step: str, monkeypatch: Patch
-) -> None:
+def test_each_step_loses_less(content: bytes, scheme: str, step: str, monkeypatch: Patch) -> None:
     observations = np.random.default_rng(0).normal(size=(600, 4)).astype(np.float32)
 
     def error() -> float:
@@ -553,12 +543,6 @@ def test_an_error_that_all_actions_share_is_none() -> None:
     shapes = {name: graph.tensors[op.outputs[0]].shape for name, op in graph.layers().items()}
     (value,) = (name for name, shape in shapes.items() if shape[-1] == 1)
     assert errors[value] < 0.01 * max(errors.values())
-
-
-#: Of networks as others build them.
-FEATURES = np.random.default_rng(2).normal(size=(300, 6)).astype(np.float32)
-SCALE = np.array([1, 1, 1, 1, 1, 100], np.float32)
-Network = Callable[[Any], Any]
 
 
 def drawn(*shape: int, seed: int = 0) -> np.ndarray:

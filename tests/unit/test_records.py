@@ -2,7 +2,6 @@
 
 import errno
 import json
-import math
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,23 @@ from quarl_tf.store.records import Evaluation, Sidecar, TrainingRecord
 from quarl_tf.store.state import require_same_settings
 from quarl_tf.store.workspace import Workspace, sidecar_path, write_artifact
 from quarl_tf.training import checkpoint
+
+CONTINUOUS = replace(
+    SIDECAR, head="action", num_actions=None, action_low=[-1.0], action_high=[1.0], action_std=[0.5]
+)
+OTHER = json.dumps(asdict(TRAINING) | {"minutes": 1})
+NO_JSON = b"", b'{"run": ', b"[" * 100_000, b"\xff\xfe\x00"
+RANDOM = np.random.default_rng(0)
+#: Arrays larger than what is read at once, a scalar, an empty one, and bytes.
+ARRAYS = {
+    "variable/0": RANDOM.normal(size=2000),
+    "best/kernel:0": RANDOM.normal(size=(100, 100)).astype(np.float32),
+    "count": np.array(7.5),
+    "nothing": np.zeros((0, 3), np.float32),
+    "frames": RANDOM.integers(0, 256, (4, 4), np.uint8),
+}
+DTYPES = {name: array.dtype for name, array in ARRAYS.items()} | {"step": np.dtype(int)}
+STATE = {"step": 20, "best": [float("-inf"), 0], "generator": RANDOM.bit_generator.state}
 
 
 def test_runs_are_listed_by_their_ids(tmp_path: Path) -> None:
@@ -53,24 +69,13 @@ def test_no_sidecar_describes_another_flatbuffer(tmp_path: Path, monkeypatch: Pa
     assert len(list(tmp_path.iterdir())) == 3
 
 
-CONTINUOUS = replace(
-    SIDECAR, head="action", num_actions=None, action_low=[-1.0], action_high=[1.0], action_std=[0.5]
-)
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        *(
-            (content, "/training.json cannot be read as JSON")
-            for content in (b"", b'{"run": ', b"[" * 100_000, b"\xff\xfe\x00")
-        ),
+        *((content, "/training.json cannot be read as JSON") for content in NO_JSON),
         *((content, "holds no JSON object. Received: ") for content in (b"[1, 2]", b"null")),
         (b"{}", "no valid TrainingRecord"),
-        (
-            json.dumps(asdict(TRAINING) | {"minutes": 1}).replace('"seconds"', '"second"').encode(),
-            "fields that differ minutes, second, seconds",
-        ),
+        (OTHER.replace('"seconds"', '"second"').encode(), "that differ minutes, second, seconds"),
     ],
 )
 def test_damaged_records_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
@@ -99,7 +104,7 @@ def test_sound_records_are_read_back(tmp_path: Path) -> None:
     [
         (EVALUATION, "ties", [0.5, True]),
         (EVALUATION, "seeds", ["12", [1, 2.5]]),
-        (EVALUATION, "returns", [[9.0, bad] for bad in ("10", math.nan, math.inf, 10**400)]),
+        (EVALUATION, "returns", [[9.0, bad] for bad in ("10", np.nan, np.inf, 10**400)]),
         (EVALUATION, "returns", [["ten"] * 10_000]),
         (EVALUATION, "latency_us", [{"median": "fast"}, [9.0]]),
         (EVALUATION, "protocol", [{"version": 1, "actions": 1, "game": None}]),
@@ -145,19 +150,6 @@ def test_other_settings_or_versions_are_refused_old_presets_get_defaults(tmp_pat
         message = refused(require_same_settings, tmp_path, other, RUN, PRESET)
         assert f"{tmp_path} was trained by another version" in message
         assert received in message
-
-
-RANDOM = np.random.default_rng(0)
-#: Arrays larger than what is read at once, a scalar, an empty one, and bytes.
-ARRAYS = {
-    "variable/0": RANDOM.normal(size=2000),
-    "best/kernel:0": RANDOM.normal(size=(100, 100)).astype(np.float32),
-    "count": np.array(7.5),
-    "nothing": np.zeros((0, 3), np.float32),
-    "frames": RANDOM.integers(0, 256, (4, 4), np.uint8),
-}
-DTYPES = {name: array.dtype for name, array in ARRAYS.items()} | {"step": np.dtype(int)}
-STATE = {"step": 20, "best": [float("-inf"), 0], "generator": RANDOM.bit_generator.state}
 
 
 def save(folder: Path, step: int) -> None:

@@ -18,7 +18,6 @@ from samples import EVALUATION, RUN, SIDECAR, Patch, quantised, refused, returns
 
 from quarl_tf import pipeline, presets, study
 from quarl_tf.cli import arguments, summary
-from quarl_tf.evaluation import memory
 from quarl_tf.evaluation.compare import Interval, compare, student_interval
 from quarl_tf.foundation.files import digest, sha256, write_bytes, write_csv
 from quarl_tf.report import write as report
@@ -64,9 +63,7 @@ def evaluate(workspace: Workspace, run: Run, scheme: str, returns: list[float]) 
     ).save(evaluation_path(artifact))
 
 
-def add_run(
-    workspace: Workspace, run: Run = RUN, schemes: Sequence[str] = (), episodes: int = EPISODES
-) -> Run:
+def add_run(workspace: Any, run: Run = RUN, schemes: Any = (), episodes: int = EPISODES) -> Run:
     """Write a finished run: flatbuffers, sidecars, evaluations, the random baseline, a curve."""
     for scheme in schemes or (SCHEMES if run.quantization is None else run.default_schemes):
         artifact = workspace.artifact(run.run_id, scheme)
@@ -678,7 +675,7 @@ def test_memory_is_compared_with_that_of_fp32(workspace: Workspace, monkeypatch:
         size = 50 if path.stem == "int8" else 200 if run_id.endswith("-s0") else 100
         return {"weights": size, "arena": 50}
 
-    monkeypatch.setattr(memory, "measure", measure)
+    monkeypatch.setattr("quarl_tf.evaluation.memory.measure", measure)
     finish_study(workspace)
     folder, _ = report_on(workspace, STUDY + "memory: true\n")
     assert len(measured) == len(set(measured))

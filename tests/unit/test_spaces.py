@@ -14,12 +14,11 @@ from gymnasium import spaces
 from samples import Describe, Drawn, Patch, refused, register
 from scipy.special import log_softmax
 
-from quarl_tf import environments
+from quarl_tf import Policy, environments
 from quarl_tf.agents.distributions import Categorical
 from quarl_tf.environments import EnvSpec, env_spec, make, make_vector
 from quarl_tf.environments.acting import ticks
 from quarl_tf.foundation.keras import tf
-from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec.actions import agreement, best
 
 THREE, TWO = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
@@ -50,6 +49,8 @@ ACTION_SPACES = [
     # The ends in float32, which lie beyond these.
     (spaces.Box(-0.1, 0.1, (2,), np.float64), None, [(np.float32([0.1, -0.1]), [0.1, -0.1])]),
 ]
+SEVERAL = EnvSpec((3,), "float32", (2, 3))
+HEADS = np.float32([[0, 1, 5, 2, 5], [3, 3, -1, -2, -3], [1, 0, 0, 0, 1]])
 
 
 def registered(patch: Patch, observation: Any, action: Any, mode: Any = None) -> str:
@@ -65,9 +66,7 @@ def registered(patch: Patch, observation: Any, action: Any, mode: Any = None) ->
 
 @pytest.mark.parametrize("mode", [None, {}], ids=["single", "vector"])
 @pytest.mark.parametrize(("space", "shape"), OBSERVATION_SPACES)
-def test_observations_become_floats_in_single_and_vector(
-    space: Any, shape: tuple[int, ...], mode: Any, monkeypatch: Patch
-) -> None:
+def test_observations_become_floats(space: Any, shape: Any, mode: Any, monkeypatch: Patch) -> None:
     env_id = registered(monkeypatch, space, TWO, mode)
     assert env_spec(env_id) == EnvSpec(shape, "float32", 2)
     envs, singles = make_vector(env_id, 2), [make(env_id) for _ in range(2)]
@@ -154,10 +153,6 @@ def test_what_does_not_fit_is_refused(monkeypatch: Patch) -> None:
         message = refused(environments.require_actions, algo, SEVERAL, code=2)
         assert message.endswith("take ppo or a2c. Received: actions='multi-discrete'")
     environments.require_actions("ppo", SEVERAL)
-
-
-SEVERAL = EnvSpec((3,), "float32", (2, 3))
-HEADS = np.float32([[0, 1, 5, 2, 5], [3, 3, -1, -2, -3], [1, 0, 0, 0, 1]])
 
 
 def test_the_best_action_of_each_choice_by_hand() -> None:

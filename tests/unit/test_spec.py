@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 from samples import quantised, refused
 
-from quarl_tf import presets
+from quarl_tf import Chance, Recipe, Run, presets
 from quarl_tf.cli import arguments, verbs
 from quarl_tf.environments import registry
-from quarl_tf.spec import Chance, LayerFormat, Origin, QatSchedule, Quantization, Recipe, Run
-from quarl_tf.spec.recipe import TensorFormat
+from quarl_tf.spec import LayerFormat, Origin, QatSchedule, Quantization, TensorFormat
 from quarl_tf.spec.scheme import Scheme, default_schemes, possible_schemes
+
+DQN, PPO, A2C = ((algo, "CartPole-v1") for algo in ("dqn", "ppo", "a2c"))
+DDPG = "ddpg", "MountainCarContinuous-v0"
+LATE = {"steps": 1000, "learning_starts": 900, "train_frequency": 200}
 
 
 def test_every_part_of_a_run_enters_its_name() -> None:
@@ -194,11 +197,6 @@ def test_a_recipe_says_the_formats_of_every_layer() -> None:
 )
 def test_unknown_schemes_are_refused(name: str, message: str) -> None:
     assert re.search(message, refused(Scheme.parse, name, code=2))
-
-
-DQN, PPO, A2C = ((algo, "CartPole-v1") for algo in ("dqn", "ppo", "a2c"))
-DDPG = "ddpg", "MountainCarContinuous-v0"
-LATE = {"steps": 1000, "learning_starts": 900, "train_frequency": 200}
 
 
 def load(cell: tuple[str, str] = DQN, **overrides: Any) -> presets.Preset:

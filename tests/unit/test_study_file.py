@@ -12,8 +12,6 @@ from quarl_tf.spec import Quantization
 from quarl_tf.spec.cell import Cell
 from quarl_tf.study import read
 
-STUDIES = ROOT / "studies"
-
 
 def quantizations_of(cell: Cell) -> list[Quantization]:
     runs = (column.runs[0] for column in cell.columns)
@@ -121,16 +119,14 @@ def test_a_wrong_file_is_one_line_with_its_name(text: str, words: str, tmp_path:
     assert str(path) in message
 
 
-def test_shipped_studies_are_sound() -> None:
+def test_shipped_studies_are_sound_quarls_is_whole_and_classic_its_part_without_games() -> None:
     # Files of presets are beside them.
-    paths = [path for path in STUDIES.glob("*.yaml") if not path.stem.endswith("-presets")]
-    assert [read(path).name for path in paths] == [path.stem for path in paths]
-
-
-def test_quarls_matrix_is_whole_and_classic_its_part_without_games() -> None:
+    paths = [path for path in (ROOT / "studies").glob("*.yaml") if "-presets" not in path.stem]
+    studies = {path.stem: read(path) for path in paths}
+    assert [study.name for study in studies.values()] == [*studies]
     with (ROOT / "docs/results/quarl_table2.csv").open(newline="") as file:
         published = {(row["algo"], row["task"]) for row in csv.DictReader(file)}
-    quarl, classic = (read(STUDIES / f"{name}.yaml") for name in ("quarl", "classic"))
+    quarl, classic = studies["quarl"], studies["classic"]
     runs = [cell.references[0] for cell in quarl.cells]
     tasks = [re.sub(r"(Env|NoFrameskip)?-v\d+$", "", run.env_id) for run in runs]
     assert {(run.algo, task) for run, task in zip(runs, tasks, strict=True)} == published
