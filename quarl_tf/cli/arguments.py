@@ -112,10 +112,9 @@ def _task(parser: argparse.ArgumentParser) -> None:
 
 
 _TASK_EXAMPLE = "--root mine --algo dqn --env CartPole-v1 --seed 0"
-_ROOT_HELP = "folder of runs/, tflite_models/ and reports/ (default: the current one)"
 _ROOT = _option(
     "--root",
-    _ROOT_HELP,
+    "folder of runs/, tflite_models/ and reports/ (default: the current one)",
     dest="workspace",
     type=lambda text: Workspace(Path(text)),
     metavar="DIR",

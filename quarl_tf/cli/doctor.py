@@ -1,8 +1,8 @@
 """Check an installation: versions, and a known clash between packages."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import metadata
+from typing import NamedTuple
 
 from packaging.requirements import Requirement
 
@@ -16,8 +16,7 @@ _EXTRAS = {
 }
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """A package and what was found of it; the remedy is empty where all is well."""
 
     package: str

@@ -263,8 +263,7 @@ def require_gate(artifacts: Sequence[Path], args: Namespace) -> None:
     failures = []
     for path in artifacts:
         policy = Entry.load(path)
-        comparison = _comparison(policy, args)
-        if comparison is None:
+        if (comparison := _comparison(policy, args)) is None:
             raise _without_reference(policy)
         if comparison.episodes < args.episodes:
             raise GateError(

@@ -39,7 +39,7 @@ from quarl_tf.foundation.files import read_json, require_writable, write_csv, wr
 from quarl_tf.presets import Preset, tables
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import DEFAULT_SCHEMES, REFERENCE, Quantization, Scheme
+from quarl_tf.spec import REFERENCE, Quantization, Scheme
 from quarl_tf.spec.run import ADOPTED, Run, require_possible
 from quarl_tf.spec.scheme import LISTED_SCHEMES
 from quarl_tf.store import state
@@ -175,33 +175,23 @@ def _checkpoint_save(args: Namespace) -> None:
 
 def _export(args: Namespace) -> None:
     schemes = None if args.schemes is None else _schemes(args)
-    if args.target == "c":
-        _export_c(args, schemes)
-        return
-    if args.no_float:
+    is_file, in_c = _is_file(args.run), args.target == "c"
+    if args.no_float and not in_c:
         raise UsageError("--no-float is for C; add --target c. Received: no C")
-    if _is_file(args.run):
+    if is_file and not in_c:
         raise UsageError(
             "A file is exported to C alone, a run to all schemes; add --target c, or give a "
             f"run id (quarl list). Received: run={args.run!r}"
         )
-    _export_all(args, args.run, schemes)
-
-
-def _export_c(args: Namespace, schemes: Sequence[str] | None) -> None:
-    workspace = args.workspace
-    if _is_file(args.run):
-        if schemes is not None:
-            raise UsageError(
-                f"A file has its scheme; leave out --schemes. Received: --schemes {args.schemes}"
-            )
-        artifacts = _artifacts(args, [args.run])
-    else:
-        if schemes is None:
-            run = state.known_run(workspace, args.run)
-            schemes = ["int8" if run.quantization is None else "qat_int8"]
-        artifacts = _export_all(args, args.run, schemes)
-    for path in artifacts:
+    if is_file and schemes is not None:
+        raise UsageError(
+            f"A file has its scheme; leave out --schemes. Received: --schemes {args.schemes}"
+        )
+    if in_c and not is_file and schemes is None:
+        run = state.known_run(args.workspace, args.run)
+        schemes = ["int8" if run.quantization is None else "qat_int8"]
+    artifacts = _artifacts(args, [args.run]) if is_file else _export_all(args, args.run, schemes)
+    for path in artifacts if in_c else ():
         size = c_source.write(path, fixed=args.no_float)
         _say(f"wrote     {path.with_suffix('.c')}  ({size})")
 
@@ -226,8 +216,7 @@ def _adopt(args: Namespace) -> None:
             modules=args.modules,
         )
     _say(f"adopted   {workspace.artifact_dir(run.run_id)}  (run {run.run_id})")
-    artifacts = _export_and_evaluate(args, run, names)
-    summary.require_gate(artifacts, args)
+    summary.require_gate(_export_and_evaluate(args, run, names), args)
 
 
 def _quantize(args: Namespace) -> None:
@@ -378,8 +367,7 @@ def _study_plan(args: Namespace) -> None:
 
 def _chosen_engine(args: Namespace) -> engine.LocalEngine | engine.RayEngine:
     """Return the engine of `--engine`; a UsageError for an option of the other one."""
-    foreign_options = {"ray": ("jobs", "shard"), "local": ("address", "cores", "gather")}
-    for name in foreign_options[args.engine]:
+    for name in ("jobs", "shard") if args.engine == "ray" else ("address", "cores", "gather"):
         if value := getattr(args, name):
             raise UsageError(
                 f"Engine {args.engine} has no option --{name}; leave it out. "
@@ -453,8 +441,7 @@ def _study_report(args: Namespace) -> None:
 
 
 def _study_command(args: Namespace, action: str) -> str:
-    command = shlex.join(["quarl", "study", action, str(args.study)])
-    return str(args.workspace.command(command))
+    return str(args.workspace.command(shlex.join(["quarl", "study", action, str(args.study)])))
 
 
 def _inspect(args: Namespace) -> None:
@@ -497,8 +484,7 @@ def _list(args: Namespace) -> None:
     on_shelf = workspace.root.resolve() == Path.cwd()
     for run_id in workspace.run_ids():
         folder = workspace.run_dir(run_id)
-        adopted = run_id.startswith(f"{ADOPTED}-")
-        if on_shelf and not (folder.exists() or adopted):
+        if on_shelf and not (folder.exists() or run_id.startswith(f"{ADOPTED}-")):
             continue
         artifacts = list(workspace.artifact_dir(run_id).glob("*.tflite"))
         runs.add_row(
@@ -621,8 +607,12 @@ def _override(text: str, option: str = "-p") -> tuple[str, Any]:
 
 def _schemes(args: Namespace, run: Run | None = None, *, reference: bool = False) -> list[str]:
     """Return the schemes asked for, which have to be those of a `run`; `reference` adds fp32."""
-    if args.schemes is None:
-        names = [*DEFAULT_SCHEMES] if run is None else _usual_schemes(args, run)
+    if args.schemes is None and run is not None:
+        # Without the training, the default ones that can be used or have a result.
+        usable, workspace = state.usual_schemes(args.workspace, run), args.workspace
+        paths = [workspace.artifact(run.run_id, name) for name in run.default_schemes]
+        names = [path.stem for path in paths if path.stem in usable or _stands(args, run, path)]
+        names = names or [*run.default_schemes[:1]]
     else:
         names = [name.strip() for name in args.schemes.split(",") if name.strip()]
     if not names:
@@ -631,14 +621,6 @@ def _schemes(args: Namespace, run: Run | None = None, *, reference: bool = False
     if run is not None:
         require_possible(run, schemes)
     return list(dict.fromkeys([REFERENCE] * reference + [scheme.name for scheme in schemes]))
-
-
-def _usual_schemes(args: Namespace, run: Run) -> list[str]:
-    """Return the default schemes; without the training, those that can be used or have a result."""
-    usable, workspace = state.usual_schemes(args.workspace, run), args.workspace
-    paths = [workspace.artifact(run.run_id, name) for name in run.default_schemes]
-    names = [path.stem for path in paths if path.stem in usable or _stands(args, run, path)]
-    return names or [*run.default_schemes[:1]]
 
 
 def _train_one(args: Namespace, run: Run, preset: Preset) -> None:

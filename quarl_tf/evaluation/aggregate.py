@@ -10,7 +10,7 @@ percentages of returns near zero mean little.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import scipy  # Its `stats`, a second of loading, at the first use.
@@ -28,8 +28,7 @@ Floats = NDArray[np.float64]
 _Runs = Sequence[tuple[Floats, float]]
 
 
-@dataclass(frozen=True)
-class Paired:
+class Paired(NamedTuple):
     """One training: a scheme and its reference, fp32, on the same episodes, in percent."""
 
     errors: Floats  #: Normalised error of each episode.
@@ -56,9 +55,8 @@ def paired(reference: Evaluation, scheme: Evaluation, random: Evaluation) -> Pai
     different = compare.effective_n(reference) or count
     if different < compare.MIN_EPISODES or np.mean(reference.returns) <= random_mean:
         return None
-    observations = compare.effective_n(reference, scheme) or count
     returns = np.array(scheme.returns), np.array(reference.returns)
-    return Paired.of(*returns, random_mean, observations)
+    return Paired.of(*returns, random_mean, compare.effective_n(reference, scheme) or count)
 
 
 @dataclass(frozen=True)

@@ -86,8 +86,7 @@ def process_bytes(path: Path) -> int:
 def _resident() -> int:
     gc.collect()
     # The current size: the maximum would include temporary memory.
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 if __name__ == "__main__":

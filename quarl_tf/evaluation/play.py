@@ -89,8 +89,7 @@ def evaluate(
         episodes, observations = known, list[NDArray[Any]]()  # If another process played the rest.
         for episodes, observations in _play_all(env, policy, seeds, chance, known):
             update(done := len(episodes), len(seeds))
-            is_due = time.monotonic() - saved_at >= _SECONDS_SAVED
-            if is_due and least <= done < len(seeds):
+            if time.monotonic() - saved_at >= _SECONDS_SAVED and least <= done < len(seeds):
                 save(so_far(episodes, observations))
                 saved_at = time.monotonic()
         evaluation = so_far(episodes, observations)
@@ -233,8 +232,7 @@ def _play_all(
         if number < len(known):
             episodes.append(known[number]._replace(start=start))
             continue
-        episode = by_start.get(start)
-        if episode is None:
+        if (episode := by_start.get(start)) is None:
             ties, choose = policy.ties, _actor(policy, seed, chance)
             episode = play(env, partial(act, choose=choose), observation, seed)
             episode = episode._replace(ties=policy.ties - ties, start=start)
@@ -255,8 +253,7 @@ def _agreement(
 
     def act_and_compare(observation: NDArray[Any], act: _Act) -> Any:
         action = guide.act(observation)
-        difference = np.abs(action - policy.act(observation))
-        equal.append(bool(np.all(difference <= tolerance)))
+        equal.append(bool(np.all(np.abs(action - policy.act(observation)) <= tolerance)))
         return action if chance == GREEDY else act(observation)
 
     for seed in seeds:

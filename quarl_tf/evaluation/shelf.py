@@ -7,12 +7,11 @@ import contextlib
 import csv
 import glob
 import math
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from shlex import quote
 from statistics import fmean
-from typing import Self
+from typing import NamedTuple, Self
 
 from quarl_tf.evaluation.compare import Comparison, compare
 from quarl_tf.foundation.errors import QuarlError, UsageError, unknown
@@ -33,8 +32,7 @@ from quarl_tf.store.workspace import (
 _ANY = "*/*/*"
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What an evaluation tells, None where it is unknown.
 
     Compared with fp32, returns are means over the episodes that both played.
@@ -47,8 +45,7 @@ class Outcome:
     verdict: str | None = None
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A policy on the shelf; its sidecar exists even if its file is not kept."""
 
     artifact: Path
@@ -125,8 +122,7 @@ class Entry:
             # Several adopted policies may have its name.
             name = quote(str(self.artifact)) if self.run.adopted else self.name
             return f"quarl evaluate {name}{self.run.imports}"
-        made = quantised_by(self.artifact, self.run)
-        if made is not None:
+        if (made := quantised_by(self.artifact, self.run)) is not None:
             return made + " --observations FILE" * ("recorded_sha256" in self.sidecar.check)
         return self.run.commands(self.sidecar.scheme)
 
@@ -149,9 +145,7 @@ def entries(models: Path, name: str = _ANY) -> list[Entry]:
         for path in sorted(models.glob("/".join([*folders, "*", f"{scheme}.json"])))
         if not path.name.endswith(".eval.json") and has_sidecar(path)
     ]
-    ranks = {entry.artifact.parent: _selection_returns(entry) for entry in policies}
-
-    policies.sort(key=lambda entry: ranks[entry.artifact.parent], reverse=True)
+    policies.sort(key=_selection_returns, reverse=True)
     return sorted(policies, key=lambda entry: (entry.name, not entry.artifact.exists()))
 
 

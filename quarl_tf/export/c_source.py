@@ -177,12 +177,10 @@ class _Writer:
         if others := [kind for kind in dict.fromkeys(kinds) if kind not in known]:
             raise _refusal(", ".join(others) + suffix)
         while operators:
-            if kinds[: len(_REFINED)] == _REFINED:
-                self._refine(operators[: len(_REFINED)])
-                del operators[: len(_REFINED)], kinds[: len(_REFINED)]
-            if kinds[: len(_TWO_STAGES)] == _TWO_STAGES:
-                self._two_stages(operators[: len(_TWO_STAGES)])
-                del operators[: len(_TWO_STAGES)], kinds[: len(_TWO_STAGES)]
+            for chain, write in ((_REFINED, self._refine), (_TWO_STAGES, self._two_stages)):
+                if kinds[: len(chain)] == chain:
+                    write(operators[: len(chain)])
+                    del operators[: len(chain)], kinds[: len(chain)]
             operator, kind = operators.pop(0), kinds.pop(0)
             if kind not in writers or (kind == "FULLY_CONNECTED float32" and not self.products):
                 raise _refusal(kind + suffix)
@@ -385,13 +383,12 @@ class _Writer:
 
     def _affine(self, operator: Any, kind: str) -> None:
         first, second = map(self._values, operator.inputs)
-        if first is not None or (self.products and kind in ("MINIMUM float32", "MAXIMUM float32")):
+        clip: Any = {"MINIMUM float32": np.minimum, "MAXIMUM float32": np.maximum}.get(kind)
+        if first is not None or (self.products and clip):
             raise _refusal(f"{kind} in another place, in fixed point")
         end = np.clip((second - self._offset) / self._factor, -_FARTHEST, _FARTHEST)
-        if kind == "MINIMUM float32":
-            self._low, self._high = np.minimum(self._low, end), np.minimum(self._high, end)
-        elif kind == "MAXIMUM float32":
-            self._low, self._high = np.maximum(self._low, end), np.maximum(self._high, end)
+        if clip:
+            self._low, self._high = clip(self._low, end), clip(self._high, end)
         elif kind == "MUL float32":
             if (second <= 0).any():  # The ends of a clip would change places.
                 raise _refusal("a factor of 0 or less, in fixed point")
@@ -437,8 +434,7 @@ class _Writer:
         self._loop(f"float x = {self._load};", *self._steps, f"{target}[i] = x;")
 
     def _loop(self, *statements: str) -> None:
-        size = self._count(self._tensor)
-        lines = [f"    for (int32_t i = 0; i < {size}; i++) {{", *statements]
+        lines = [f"    for (int32_t i = 0; i < {self._count(self._tensor)}; i++) {{", *statements]
         self.body += ["\n        ".join(lines), "    }"]
 
     def _buffer(self, kind: str, size: int) -> str:

@@ -22,8 +22,7 @@ NONE, RELU = schema.ActivationFunctionType.NONE, schema.ActivationFunctionType.R
 
 LAYERS = ("FULLY_CONNECTED", "CONV_2D")  #: Operators that are layers of recipes.
 
-_OPERATORS = vars(schema.BuiltinOperator)
-_NAMES = {code: name for name, code in _OPERATORS.items() if not name.startswith("_")}
+_NAMES: dict[int, str] = {c: n for n, c in vars(schema.BuiltinOperator).items() if n[0] != "_"}
 _TYPES = {
     np.dtype(name): getattr(schema.TensorType, name.upper())
     for name in ("float16", "float32", "int8", "int32")
@@ -34,7 +33,6 @@ _VERSIONS = {
     "FULLY_CONNECTED": 4,
     "CONV_2D": 3,
     "TANH": 2,
-    "QUANTIZE": 1,
     "DEQUANTIZE": 2,
     "BROADCAST_TO": 3,
 }
@@ -66,8 +64,7 @@ class Graph:
         for operator in sorted(self.operators, key=lambda op: self.name(op) in LAYERS):
             operator.inputs = list(operator.inputs)
             for position, index in enumerate(operator.inputs):
-                values = self.constant(index)
-                if values is None:
+                if (values := self.constant(index)) is None:
                     continue
                 if self.tensors[index].buffer in used_buffers and self.name(operator) in LAYERS:
                     operator.inputs[position] = self.add(index, b"_own", values=values)
@@ -84,8 +81,7 @@ class Graph:
 
     def name(self, operator: Any) -> str:
         """Return the name of an operator's kind."""
-        name: str = _NAMES[self.model.operatorCodes[operator.opcodeIndex].builtinCode]
-        return name
+        return _NAMES[self.model.operatorCodes[operator.opcodeIndex].builtinCode]
 
     @staticmethod
     def activation(operator: Any) -> int:
@@ -235,7 +231,7 @@ class Graph:
         )
 
     def _code(self, name: str, version: int) -> int:
-        codes, kind = self.model.operatorCodes, _OPERATORS[name]
+        codes, kind = self.model.operatorCodes, getattr(schema.BuiltinOperator, name)
         for number, code in enumerate(codes):
             if (code.builtinCode, code.version) == (kind, version):
                 return number
@@ -304,8 +300,7 @@ def in_float16(content: bytes) -> bytes:
     graph, wideners, widened = Graph(content), list[Any](), dict[Any, int]()
     for layer in [op for op in graph.operators if graph.name(op) in WEIGHTED]:
         for position, index in enumerate(layer.inputs):
-            values = graph.constant(index)
-            if position == 0 or values is None:
+            if position == 0 or (values := graph.constant(index)) is None:
                 continue
             if (largest := np.abs(values).max()) > np.finfo(np.float16).max:
                 raise QuarlError(
@@ -328,11 +323,9 @@ def with_scaled_head(content: bytes, factor: Array, offset: Array) -> bytes:
     (output,) = graph.outputs
     head, product = graph.add(output, b"_unscaled"), graph.add(output, b"_product")
     graph.producer(output).outputs = [head]
-    multiplier = graph.add(output, b"_mul", values=factor)
-    addend = graph.add(output, b"_add", values=offset)
     graph.operators += [
-        graph.operator("MUL", [head, multiplier], [product]),
-        graph.operator("ADD", [product, addend], [output]),
+        graph.operator("MUL", [head, graph.add(output, b"_mul", values=factor)], [product]),
+        graph.operator("ADD", [product, graph.add(output, b"_add", values=offset)], [output]),
     ]
     return graph.pack()
 

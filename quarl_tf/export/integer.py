@@ -8,6 +8,7 @@ fake-quantised graphs cannot express to the converter.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,7 @@ def quantized(content: bytes, observations: Array, recipe: Recipe) -> bytes:
     if observations.ndim == 1 + IMAGE_RANK:
         images = observations[:: math.ceil(len(observations) / _COMPARED)]
         ends = _narrowed(rounded, recipe, ends, steps, images, heads(content, images))
-    return _Writer(Graph(rounded), recipe, _grids(ends), steps, two_stages=True).write()
+    return _Writer(Graph(rounded), recipe, partial(_grid, ends), steps, two_stages=True).write()
 
 
 def _narrowed(
@@ -82,7 +83,7 @@ def _narrowed(
     limit = _MOST_ERROR * (reference - reference.mean(axis=0)).std()
 
     def error(ends: _Ends) -> float:
-        copy = _Writer(Graph(content), float_head, _grids(ends), steps).write()
+        copy = _Writer(Graph(content), float_head, partial(_grid, ends), steps).write()
         errors = np.square(heads(copy, images) - reference).reshape(len(images), -1).mean(axis=1)
         return float(np.minimum(np.sqrt(errors), limit).mean())
 
@@ -90,7 +91,7 @@ def _narrowed(
 
     def noted(index: int, form: TensorFormat) -> Grid:
         searched.append(index)
-        return _grids(whole)(index, form)
+        return _grid(whole, index, form)
 
     _Writer(Graph(content), float_head, noted, steps).write()
     ends, least = whole, error(whole) if searched else 0.0
@@ -103,14 +104,10 @@ def _narrowed(
     return ends
 
 
-def _grids(ends: _Ends) -> _Grids:
-    """Return the grids between the ends of ranges."""
-
-    def grid(index: int, form: TensorFormat) -> Grid:
-        low, high = np.array(ends[index], np.float32)
-        return grid_between(low, high, form)
-
-    return grid
+def _grid(ends: _Ends, index: int, form: TensorFormat) -> Grid:
+    """Return the grid between the ends of a range."""
+    low, high = np.array(ends[index], np.float32)
+    return grid_between(low, high, form)
 
 
 def trained(
@@ -314,8 +311,7 @@ class _Writer:
             inputs = self._graph.producer(index).inputs
             constants = [self._graph.constant(i) for i in inputs]
             position = 1 if constants[0] is None else 0
-            end = constants[position]
-            if end is None or end.size > 1:
+            if (end := constants[position]) is None or end.size > 1:
                 break
             # A step beyond the end is rounded to it or to its neighbour.
             margin = end.item() - grid.high if kind == "MINIMUM" else grid.low - end.item()

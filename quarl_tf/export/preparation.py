@@ -253,6 +253,5 @@ def refined(content: bytes, observations: Array) -> bytes:
         graph.operator("CONCATENATION", [rounded, scaled_residual], [features], last_axis),
     ]
     weights = np.concatenate([kernel, kernel / _FINER], axis=1)
-    wide_kernel = graph.add(layer.inputs[1], b"_wide", values=weights)
-    layer.inputs[:2] = features, wide_kernel
+    layer.inputs[:2] = features, graph.add(layer.inputs[1], b"_wide", values=weights)
     return graph.pack()

@@ -66,8 +66,7 @@ def _detailed(workspace: Workspace, cell: CellResults, number: int) -> Iterator[
     reference_returns = [fp32.evaluation.returns for fp32 in cell.references]
     for row, entries in list(zip(cell.rows, zip(*cell.entries, strict=True), strict=True))[1:]:
         if row.status == OK:
-            results = (entry for entry in entries if isinstance(entry, Result))
-            scheme_returns = [result.evaluation.returns for result in results]
+            scheme_returns = [e.evaluation.returns for e in entries if isinstance(e, Result)]
             pairs[row.label] = np.concatenate(reference_returns), np.concatenate(scheme_returns)
     if pairs:
         yield Picture("paired_returns", number, returns.paired_returns(pairs, cell.cell.title))

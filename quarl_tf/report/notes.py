@@ -76,8 +76,7 @@ def blamed(workspace: Workspace, cell: CellResults) -> pd.DataFrame | None:
     if not cell.references:
         return None
     reference = cell.references[0].sidecar
-    columns = [field.name for field in fields(Blame)[1:]]
-    columns += ["gain_low", "gain_high", "gain_alike"]
+    columns = [*(f.name for f in fields(Blame)[1:]), "gain_low", "gain_high", "gain_alike"]
     try:
         table = pd.read_csv(blame_path(workspace.artifact(reference.run_id, REFERENCE)))
         table = table.astype(dict.fromkeys(columns, float))

@@ -61,10 +61,8 @@ def templates() -> jinja2.Environment:
         min_episodes=MIN_EPISODES, inconclusive=INCONCLUSIVE, unseen_verdict=UNSEEN
     )
     # Called as filters, macros give plain text, which each page escapes in its own way.
-    words = environment.get_template("words.j2").module
-    for name, macro in vars(words).items():
-        if isinstance(macro, Macro):
-            environment.filters[name] = macro
+    words = vars(environment.get_template("words.j2").module)
+    environment.filters.update({k: v for k, v in words.items() if isinstance(v, Macro)})
     return environment
 
 

@@ -45,10 +45,7 @@ def animation(source: Source, cells: Sequence[CellResults]) -> dict[str, Any]:
     for several cells, for evaluations with chance, for missing files, and for environments that
     are not installed or draw nothing.
     """
-    nothing: dict[str, Any] = {"play": None, "film": None}
-    if len(cells) > 1 or source.chance != GREEDY:
-        return nothing
-    for entries in cells[0].entries:
+    for entries in cells[0].entries if len(cells) == 1 and source.chance == GREEDY else ():
         results = {entry.sidecar.scheme: entry for entry in entries if isinstance(entry, Result)}
         if not set(_SCHEMES) <= set(results):
             continue
@@ -57,7 +54,7 @@ def animation(source: Source, cells: Sequence[CellResults]) -> dict[str, Any]:
         with contextlib.suppress(QuarlError):
             simulation = _simulation(pair, paths)
             return {"play": simulation, "film": None if simulation else _film(pair, paths)}
-    return nothing
+    return {"play": None, "film": None}
 
 
 def _simulation(pair: Sequence[Result], paths: Sequence[Path]) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import chain, takewhile
 from statistics import mode
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -37,8 +37,7 @@ _Pair = tuple[Sidecar, Evaluation]
 _KEEPING_VERDICTS = ("gain", compare.WITHIN_MARGIN, compare.UNSEEN)
 
 
-@dataclass(frozen=True)
-class Missing:
+class Missing(NamedTuple):
     """An experiment without a result, the reason, and whether its flatbuffer is there."""
 
     run_id: str
@@ -104,8 +103,7 @@ class Row:
     sha256: str | None = None
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """One flatbuffer: its sidecar, its evaluation and the comparison with fp32."""
 
     sidecar: Sidecar
@@ -219,8 +217,7 @@ def load_cell(source: Source, cell: Cell) -> CellResults:
     if len(random_returns) == len(seeds) == 1:
         random_mean = compare.mean_interval(random_returns[0])
     elif len(random_returns) == len(seeds):
-        means = [float(np.mean(returns)) for returns in random_returns]
-        random_mean = compare.student_interval(means)
+        random_mean = compare.student_interval([np.mean(returns) for returns in random_returns])
     runs = {run.run_id: run for column in cell.columns for run in column.runs}
     curves = {run_id: _load_curve(source.workspace, run) for run_id, run in runs.items()}
     return CellResults(
@@ -361,8 +358,7 @@ def _costs(results: Sequence[Result], references: Sequence[Result]) -> dict[str,
 
     def least(timed: Sequence[Result], statistic: str) -> float:
         evaluations = [r.evaluation for r in timed if r.evaluation.processor == processor]
-        latencies = [e.latency_us[statistic] for e in evaluations if e.latency_us]
-        return min(latencies, default=math.nan)
+        return min((e.latency_us[statistic] for e in evaluations if e.latency_us), default=math.nan)
 
     sizes = np.array([result.sidecar.size_bytes for result in results])
     fp32_sizes = np.array([fp32.sidecar.size_bytes for fp32 in references])

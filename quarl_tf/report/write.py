@@ -63,8 +63,7 @@ def write_report(source: Source, run_ids: Sequence[str], name: str | None) -> Pa
             key += " again"
         groups.setdefault(key, []).append(run)
     cells = [_cell_of(source, group) for group in groups.values()]
-    title = cells[0].title if len(cells) == 1 else name
-    return write(source, cells, name, title)
+    return write(source, cells, name, cells[0].title if len(cells) == 1 else name)
 
 
 def write(source: Source, cells: Sequence[Cell], name: str, title: str) -> Path:
@@ -92,7 +91,7 @@ def write(source: Source, cells: Sequence[Cell], name: str, title: str) -> Path:
         "cells": summaries,
         "pooled": pooled,
         "runs": rows,
-        "missing": [asdict(experiment) for experiment in missing.values()],
+        "missing": [experiment._asdict() for experiment in missing.values()],
         "aggregates": [asdict(aggregate, dict_factory=finite) for aggregate in aggregates],
     }
     if source.memory:
@@ -212,12 +211,10 @@ def _repetition(
             runs[run.run_id] = run
             schemes.setdefault(run.run_id, {})[name] = None
             episodes[run.run_id] = max(episodes.get(run.run_id, 0), cell.episodes or most)
-    options = {
-        run_id: f" --episodes {count + source.skip_episodes}{source.chance.option}"
-        for run_id, count in episodes.items()
-    }
-    commands: dict[str, str] = {}
+    commands, options = dict[str, str](), dict[str, str]()
     for run_id, run in runs.items():
+        count = episodes[run_id] + source.skip_episodes
+        options[run_id] = f" --episodes {count}{source.chance.option}"
         needed = run.needed
         if needed is not None and needed.run_id not in runs:  # What a training starts from.
             commands[needed.run_id] = f"{needed.command('run')} --schemes {REFERENCE}"

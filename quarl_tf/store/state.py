@@ -213,10 +213,8 @@ def require_same_settings(
             f"{path} was trained by another version; move it away or use another --root. "
             f"Received: {error}"
         ) from error
-    keys = sorted({*old_settings, *settings})
-    pairs = [(k, settings.get(k), old_settings.get(k)) for k in keys]
-    received = ", ".join(f"{k}={new!r} for {old!r}" for k, new, old in pairs if new != old)
-    if received:
+    pairs = [(k, settings.get(k), old_settings.get(k)) for k in sorted({*old_settings, *settings})]
+    if received := ", ".join(f"{k}={new!r} for {old!r}" for k, new, old in pairs if new != old):
         raise QuarlError(f"{path} was trained with other settings; {remedy}. Received: {received}")
 
 
@@ -246,9 +244,14 @@ def starting_from(workspace: Workspace, origin: str, run: Run, preset: Preset) -
     try:
         path, record = origin_network(workspace, origin, run.origin)
     except QuarlError:
-        if (known := _known_start(workspace, origin, run)) is None:
-            raise
-        return known
+        # What such a training was exported to tells the run, as in a clone.
+        for file in sorted(workspace.artifact_dir(run.run_id).parent.glob("*-from*/*.json")):
+            with contextlib.suppress(QuarlError):
+                known = Run.from_dict(Sidecar.load(file).run)
+                is_same = replace(known, origin=None) == replace(run, origin=None)
+                if is_same and known.origin and known.origin.run.run_id == origin:
+                    return known
+        raise
     run = replace(run, origin=Origin(Run.from_dict(record.run), sha256(path)))
     origin_settings = presets.settings(run, record.preset)
     settings = presets.settings(run, asdict(preset))
@@ -259,17 +262,6 @@ def starting_from(workspace: Workspace, origin: str, run: Run, preset: Preset) -
                 f"it. Received: {name}={settings[name]!r} for {origin_settings[name]!r}"
             )
     return run
-
-
-def _known_start(workspace: Workspace, origin: str, run: Run) -> Run | None:
-    """Return the run from `origin` by what such a training was exported to, as in a clone."""
-    for path in sorted(workspace.artifact_dir(run.run_id).parent.glob("*-from*/*.json")):
-        with contextlib.suppress(QuarlError):
-            known = Run.from_dict(Sidecar.load(path).run)
-            is_same = replace(known, origin=None) == replace(run, origin=None)
-            if is_same and known.origin and known.origin.run.run_id == origin:
-                return known
-    return None
 
 
 def require_origin(workspace: Workspace, origin: Origin) -> None:
@@ -319,8 +311,7 @@ def origin_network(
 
 def known_run(workspace: Workspace, run_id: str) -> Run:
     """Return a run that is trained, here or elsewhere, or adopted, else a QuarlError."""
-    run = exported_run(workspace, run_id)
-    if run is not None and not is_begun(workspace, run_id):
+    if (run := exported_run(workspace, run_id)) is not None and not is_begun(workspace, run_id):
         return run
     return Run.from_dict(training_record(workspace, run_id).run)
 
@@ -364,15 +355,13 @@ def is_kept(workspace: Workspace, run: Run, preset: Preset) -> bool:
     """Tell whether exports are here but not their training; a QuarlError for other settings."""
     sidecar = None if is_begun(workspace, run.run_id) else _any_sidecar(workspace, run.run_id)
     if sidecar is not None:
-        folder = workspace.artifact_dir(run.run_id)
-        require_same_settings(folder, asdict(sidecar), run, preset)
+        require_same_settings(workspace.artifact_dir(run.run_id), asdict(sidecar), run, preset)
     return sidecar is not None
 
 
 def not_exported(workspace: Workspace, run: Run, schemes: Sequence[str]) -> list[str]:
     """Return the schemes whose flatbuffer is missing, damaged or of an earlier network."""
-    begun = is_begun(workspace, run.run_id)
-    record = training_record(workspace, run.run_id) if begun else None
+    record = training_record(workspace, run.run_id) if is_begun(workspace, run.run_id) else None
     missing = []
     for scheme in schemes:
         exported = None

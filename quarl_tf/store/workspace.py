@@ -40,12 +40,10 @@ class Workspace:
 
     def run_ids(self) -> list[str]:
         """Return the ids of all runs that have a folder."""
-        trained_ids = {path.name for path in self.root.glob("runs/[!.]*/")}
-        exported_ids = {
-            "-".join([path.parent.name, path.parent.parent.name, path.name])
-            for path in self.shelf.glob("*/*/*/")
-        }
-        return sorted(filter(_RUN_ID.fullmatch, trained_ids | exported_ids))
+        ids = {path.name for path in self.root.glob("runs/[!.]*/")}
+        for *_, env, algo, folder in (path.parts for path in self.shelf.glob("*/*/*/")):
+            ids.add(f"{algo}-{env}-{folder}")
+        return sorted(filter(_RUN_ID.fullmatch, ids))
 
     def artifact(self, run_id: str, scheme: str) -> Path:
         """Return the path of a flatbuffer; its sidecar and evaluations are beside it."""
@@ -67,8 +65,7 @@ class Workspace:
 
 
 def _require_run_id(run_id: str) -> re.Match[str]:
-    match = _RUN_ID.fullmatch(run_id)
-    if match is None:
+    if (match := _RUN_ID.fullmatch(run_id)) is None:
         raise UsageError(
             "A run id is an algorithm, an environment and a seed, as in dqn-CartPole-v1-s0; "
             f"`quarl list` names the runs. Received: run={run_id!r}"

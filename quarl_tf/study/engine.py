@@ -16,9 +16,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from quarl_tf.foundation.display import Update
 from quarl_tf.foundation.errors import BusyError, QuarlError
@@ -45,8 +44,7 @@ _QUARL = ("-P", "-m", "quarl_tf.cli")
 _PR_SET_PDEATHSIG = 1
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """A run with missing experiments.
 
     Attributes:
@@ -335,8 +333,7 @@ def _run_apart(job: Job, cores: int, shared: Path, call: Callable[..., Any]) -> 
         log = root / job.folders[0] / job.log.name
 
         command = tuple(str(root) if Path(word) == shared else word for word in job.command)
-        local_job = replace(job, command=command, log=log)
-        process = start_process(local_job, cores)
+        process = start_process(job._replace(command=command, log=log), cores)
         try:
             code: int | None = None
             while code is None:
@@ -417,8 +414,7 @@ class RayEngine:
             return []
         tasks = list(self._running)
         ended, _ = self._ray.wait(tasks, num_returns=len(tasks), timeout=0)
-        jobs = [(self._running.pop(task), task) for task in ended]
-        return [(job, self._code(job, task)) for job, task in jobs]
+        return [(job := self._running.pop(task), self._code(job, task)) for task in ended]
 
     def _code(self, job: Job, task: Any) -> int:
         """Return the exit code of a task that has ended; 1, and why in its log, without one."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -24,8 +23,7 @@ _SMOOTHING = 0.95  #: As in QuaRL's figure of action variances.
 _AXES = {"step": "environment steps", "episodes": "training episodes", "seconds": "seconds"}
 
 
-@dataclass(frozen=True)
-class Curve:
+class Curve(NamedTuple):
     """The learning curve of one training, with its label in legends.
 
     `values` are the rows of `progress.csv`: step, episode_return and greedy_return, and seconds,

@@ -30,8 +30,7 @@ def return_against_bits(cells: Sequence[CellResults]) -> Figure:
     for axes, cell in zip(panels, cells, strict=True):
         _draw_cell(axes, cell, widths)
         same_task = [other for other in cells if other.cell.task == cell.cell.task]
-        values = [value for other in same_task for value in _visible(other)]
-        if values:
+        if values := [value for other in same_task for value in _visible(other)]:
             room = 0.08 * (max(values) - min(values)) or 1.0
             axes.set_ylim(min(values) - room, max(values) + room)
         axes.set_title(style.wrapped(cell.cell.title, columns), fontsize="small")
@@ -42,8 +41,7 @@ def return_against_bits(cells: Sequence[CellResults]) -> Figure:
         if scheme.native
     ]
     for kind, look in style.FAMILIES.items():
-        names = [name for name, scheme in schemes.items() if style.family(scheme) == kind]
-        if names:
+        if names := [name for name, scheme in schemes.items() if style.family(scheme) == kind]:
             line = Line2D([], [], color=GREY, ls=look.line, marker=look.marker, **marks)
             line.set_markerfacecolor(style.scheme_colour(names[len(names) // 2]))
             line.set_label(f"{kind}… (simulated)")

@@ -134,5 +134,4 @@ def wrapped(title: str, columns: int) -> str:
 
 def legend_below(figure: Figure, handles: Sequence[Line2D], columns: int = 5) -> None:
     """Add a legend below the axes."""
-    columns = min(len(handles), columns)
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
