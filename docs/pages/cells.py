@@ -84,7 +84,7 @@ def int8() -> str:
 def _former_heads() -> list[str]:
     """Return the trainings on games whose `int8` has no head in two stages."""
     columns = (c for cell in study.read(ROOT / "studies/games.yaml").cells for c in cell.columns)
-    runs = [run for column in columns if column.name == "int8" for run in column.runs]
+    runs = [run for column in columns if column.scheme.name == "int8" for run in column.runs]
     paths = {run.run_id: Workspace(ROOT).artifact(run.run_id, "int8") for run in runs}
     sidecars = {run_id: Sidecar.load(sidecar_path(path)) for run_id, path in paths.items()}
     return [name for name, one in sidecars.items() if "BROADCAST_TO int8" not in one.operators]
