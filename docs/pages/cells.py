@@ -74,8 +74,8 @@ def int8() -> str:
         "is ahead of a random policy; in the last but one column is what it would differ from "
         "itself by on as many other episodes.\n\n"
         + table(header, all_cells)
-        + "\nWhere no float file is kept, `int8` is of a former recipe, with fewer bits in the "
-        + f"head: {', '.join(f'`{run_id}`' for run_id in _former_heads()) or 'nowhere'}.\n"
+        + "\nThese `int8` files are of a former recipe, with fewer bits in the head: "
+        + f"{', '.join(f'`{run_id}`' for run_id in _former_heads()) or 'none'}.\n"
         + "\n## Cells\n\nErrors in percent of fp32's return, normalised ones in brackets.\n\n"
         + table(["cell", "trainings", "return of fp32", *(f"`{way}`" for way in ways)], rows, 4)
     )
