@@ -94,23 +94,7 @@ def adopt(
     overrides = {"name": facts["sha256"][:12] if name is None else name, "head": head}
     run = Run(ADOPTED, env_id, seed, overrides, modules=tuple(modules))
     require_possible(run, schemes)
-    plain_sidecar = Sidecar(
-        run=run.to_dict(),
-        run_id=run.run_id,
-        env_id=env_id,
-        scheme=REFERENCE,
-        native=True,
-        head=head,
-        action_std=None,
-        network_sha256=facts["sha256"],
-        calibration_sha256=None,
-        preset={},
-        trained_commits=[],
-        trained_on=[],
-        **spec.facts,
-        **facts,
-    )
-    sidecar = _checked_sidecar(plain_sidecar, fields, source)
+    sidecar = _checked_sidecar(_described_run(run, spec, facts), fields, source)
     target = workspace.artifact(run.run_id, REFERENCE)
     _require_same(target, sidecar)
     crash = (
@@ -191,6 +175,25 @@ def _require_same(target: Path, sidecar: Sidecar) -> None:
                     "another --name, or delete that folder. "
                     f"Received: {name}={value}, there is {expected}"
                 )
+
+
+def _described_run(run: Run, spec: EnvSpec, facts: dict[str, Any]) -> Sidecar:
+    return Sidecar(
+        run=run.to_dict(),
+        run_id=run.run_id,
+        env_id=run.env_id,
+        scheme=REFERENCE,
+        native=True,
+        head=run.overrides["head"],
+        action_std=None,
+        network_sha256=facts["sha256"],
+        calibration_sha256=None,
+        preset={},
+        trained_commits=[],
+        trained_on=[],
+        **spec.facts,
+        **facts,
+    )
 
 
 def _require_interface(audit: FlatbufferAudit, spec: EnvSpec, env_id: str) -> None:

@@ -9,7 +9,7 @@ from quarl_tf import environments, presets
 from quarl_tf.foundation import kinds
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.presets import Preset, tables
-from quarl_tf.spec import REFERENCE, Chance, Quantization, Scheme
+from quarl_tf.spec import GREEDY, REFERENCE, Chance, Quantization, Scheme
 from quarl_tf.spec.cell import Cell, Column
 from quarl_tf.spec.run import DEFAULT_EPISODES, Origin, Run, require_possible
 from quarl_tf.spec.scheme import default_schemes
@@ -122,13 +122,16 @@ def _checked(
 
 
 def _chance(values: Mapping[str, Any]) -> Chance:
-    chances: dict[Any, Any] = {name: values[name] for name in _CHANCES if values.get(name)}
+    chances = {name: values[name] for name in _CHANCES if values.get(name)}
     if len(chances) > 1:
         raise UsageError(
             f"Only one of {', '.join(_CHANCES)} may be in a study. Received: {', '.join(chances)}"
         )
-    ((kind, value),) = (chances or {"greedy": 0}).items()
-    return Chance("sampled") if kind == "sample" else Chance(kind, float(value))
+    if "sticky" in chances:
+        return Chance("sticky", float(chances["sticky"]))
+    if "epsilon" in chances:
+        return Chance("epsilon", float(chances["epsilon"]))
+    return Chance("sampled") if chances else GREEDY
 
 
 def _titled(cells: Sequence[tuple[Cell, Mapping[str, Any]]]) -> Iterator[Cell]:

@@ -74,12 +74,14 @@ def blamed_layers(layers: pd.DataFrame, title: str = "") -> Figure:
     colour = scheme_colour("int8")
     for axes, (label, (column, factor)) in zip(measure_panels, _MEASURES.items(), strict=True):
         bars = axes.barh(layers["layer"], factor * layers[column], color=colour)
-        axes.bar_label(bars, fmt="%.3g", padding=2, fontsize="small")
+        fmt = "{:,.0f}" if column == "codes" else "{:.3g}"
+        axes.bar_label(bars, fmt=fmt, padding=2, fontsize="small")
         axes.margins(x=0.2)  # Room for the numbers.
         axes.xaxis.set_major_locator(MaxNLocator(4))
         axes.set_xlabel(label)
         if column == "codes" and layers["codes"].max() > 256:  # Of a head in two stages.
             axes.set_xscale("log")
+            axes.set_xlim(1, 30 * layers["codes"].max())
             axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
     # Limits are infinite for too few episodes.
     gain = layers[["gain", "gain_low", "gain_high"]].replace([-np.inf, np.inf], np.nan)
