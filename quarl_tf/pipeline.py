@@ -147,6 +147,7 @@ def evaluate(
     *,
     chance: Chance = GREEDY,
     update: Any = _silent,
+    jobs: int = 1,
 ) -> Evaluation:
     """Replay a flatbuffer in its environment, also its fp32 reference and the random policy.
 
@@ -154,7 +155,8 @@ def evaluate(
     Evaluations are saved beside the flatbuffer, also while they are played. Of a saved one of the
     same bytes, rules, environment and reference the first episodes are returned if it has as many.
     If not, it is continued where it has ten, the processor and the packages are the same, and these
-    tell the environment's code; else all are played. `update` is called with the episodes done and
+    tell the environment's code; else all are played. After some seconds `jobs` processes play, but
+    for greedy games and environments of one's own. `update` is called with the episodes done and
     all.
 
     Raises:
@@ -168,6 +170,7 @@ def evaluate(
 
     artifact = Path(artifact)
     kinds.COUNT.require("episodes", episodes)
+    kinds.COUNT.require("jobs", jobs)
     _CHANCE.require("chance", chance)
     sidecar = Policy.load(artifact).sidecar
     run = Run.from_dict(sidecar.run)
@@ -180,7 +183,7 @@ def evaluate(
                 f"This is not the fp32 to compare with; put that of {run.plain.run_id} in its "
                 f"place, or remove it. Received: {reference}, {other.scheme} of {other.run_id}"
             )
-        evaluate(reference, episodes, chance=chance, update=update)
+        evaluate(reference, episodes, chance=chance, update=update, jobs=jobs)
 
     def saved() -> Evaluation | None:
         with suppress(QuarlError):  # A damaged one is replaced.
@@ -192,7 +195,7 @@ def evaluate(
 
     evaluation = saved()
     if evaluation is None or len(evaluation.seeds) < episodes:
-        evaluation = _played(artifact, seeds, chance, reference, saved, update)
+        evaluation = _played(artifact, seeds, chance, reference, saved, update=update, jobs=jobs)
     # Last, so that errors of the policy come at once. It is saved beside fp32.
     if reference.parent == artifact.parent and baseline(reference, run, seeds) is None:
         random_evaluation = play.evaluate_random(sidecar.env_id, run.plain.run_id, seeds)
@@ -206,7 +209,7 @@ def _played(
     chance: Chance,
     reference: Path,
     saved: Callable[[], Evaluation | None],
-    update: Any,
+    **options: Any,
 ) -> Evaluation:
     """Play episodes and save them now and then; continue a `saved`, shorter evaluation if it can.
 
@@ -228,7 +231,7 @@ def _played(
             evaluation.save(path)
 
     compared = reference if reference.exists() else None
-    options = {"reference": compared, "update": update, "begun": begun, "save": save}
+    options |= {"reference": compared, "begun": begun, "save": save}
     return play.evaluate(artifact, seeds, chance, **options)
 
 

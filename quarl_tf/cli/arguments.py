@@ -182,6 +182,7 @@ _SAVE_HELP = "what to write, .npz, 20 MB at most: no replay"
 _OUT_HELP = "the .gif to write, below 2 MB (default: %(default)s)"
 _SAVE_LATENCIES_HELP = "replace the latencies in evaluations; name the fp32 file, too"
 _COMMANDS_HELP = "print a command for each unfinished run, those that wait for others last"
+_JOBS_HELP = "processes for long evaluations (default: one per core)"
 _ENGINE = (
     _option("--engine", "where runs are executed", choices=("local", "ray"), default="local"),
     _option("--jobs", "local: processes (default: one per core)", type=_COUNT, metavar="N"),
@@ -249,6 +250,7 @@ _VERBS: dict[str, tuple[Any, ...]] = {
         "replay .tflite files, compare with fp32",
         "CartPole-v1/dqn/int8 --episodes 100 --gate 2",
         *(_ARTIFACTS, _IMPORT, *_EVALUATION),
+        _option("--jobs", _JOBS_HELP, type=_COUNT, metavar="N"),
     ),
     "bench": (
         "time .tflite files: latency, loading, memory",

@@ -229,7 +229,7 @@ def _quantize(args: Namespace) -> None:
 def _evaluate(args: Namespace) -> None:
     artifacts = _artifacts(args, args.artifacts)
     summary.require_gated((Policy.load(path).sidecar.scheme for path in artifacts), args)
-    _evaluate_all(args, artifacts)
+    _evaluate_all(args, artifacts, jobs=args.jobs or len(provenance.available_cores()))
     summary.require_gate(artifacts, args)
 
 
@@ -683,11 +683,12 @@ def _stands(args: Namespace, run: Run, artifact: Path) -> bool:
 
 
 def _evaluate_all(
-    args: Namespace, artifacts: Sequence[Path], shown: Sequence[Path] | None = None
+    args: Namespace, artifacts: Sequence[Path], shown: Sequence[Path] | None = None, jobs: int = 1
 ) -> None:
     for path in artifacts:
         with progress_bar(f"evaluate {path.stem}") as update:
-            pipeline.evaluate(path, args.episodes, chance=args.chance, update=update)
+            options = {"chance": args.chance, "update": update, "jobs": jobs}
+            pipeline.evaluate(path, args.episodes, **options)
     shown = artifacts if shown is None else shown
     for folder in dict.fromkeys(path.parent for path in shown):
         siblings = [path for path in shown if path.parent == folder]

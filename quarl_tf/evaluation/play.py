@@ -4,12 +4,14 @@ Randomness follows from the episode's seed (`spec.Chance`), so that all schemes 
 in the same episode. Each kind of chance has files of its own.
 """
 
+import signal
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, suppress
 from functools import partial
 from itertools import chain, cycle, islice, repeat
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ AGREEMENT_TOLERANCE = 0.01  #: Largest difference of equal continuous actions, o
 _LATENCY_OBSERVATIONS = 1000  #: Observations for timing; 1000 Atari frames take 28 MB.
 _WARM_UP_CALLS = 100
 _SECONDS_SAVED = 60  #: After so long, at the end of an episode, an evaluation is saved again.
+_SECONDS_ALONE = 5  #: So long an evaluation plays in one process; others take a second to start.
 
 #: Facts of an evaluation that more episodes do not change.
 _ONCE = ("reference_sha256", "agreement", "latency_us")
@@ -49,11 +52,14 @@ def evaluate(
     update: Update = lambda *_: None,
     begun: Evaluation | None = None,
     save: Callable[[Evaluation], None] = lambda _: None,
+    jobs: int = 1,
 ) -> Evaluation:
     """Play one whole episode per seed with a flatbuffer, greedily or with chance.
 
     The episodes of an evaluation that was `begun` come first and are not played again; its latency
     and agreement stay. `update` is called after every episode, `save` every minute and at the end.
+    Long evaluations are played by several processes, `jobs`, if the environment is a package's:
+    others may keep something from one episode to the next.
     Actions are compared with those of the `reference`, the run's fp32 flatbuffer, on the states
     that the reference visits: otherwise an early difference would lead to other states and count
     again. A UsageError where the policy is no distribution to draw from; a QuarlError where a file
@@ -73,48 +79,49 @@ def evaluate(
             f"Received: {reference} of another network than {sidecar.scheme}"
         )
     facts = {name: getattr(begun, name) for name in _ONCE} if begun else dict[str, Any]()
-    # Of a greedy game, episodes that were saved would be played again for their starts.
+    # A greedy game has 30 starts, which are played once each; what was saved would play them again.
     at_once = chance == GREEDY and environments.rules(sidecar.env_id) is not None
-    least, saved_at = len(seeds) if at_once else AGREEMENT_EPISODES, time.monotonic()
+    jobs = 1 if at_once or not registry.is_versioned(sidecar.env_id) else jobs
+    saved_at = time.monotonic()
+    episodes: list[Episode] = []
 
-    def so_far(episodes: list[Episode], observations: list[NDArray[Any]]) -> Evaluation:
-        if not facts:
-            facts.update(_measured(env, policy, guide, seeds, chance, episodes, observations))
+    def so_far() -> Evaluation:
         names = {"run_id": sidecar.run_id, "env_id": sidecar.env_id, "scheme": sidecar.scheme}
         rules = {"protocol": protocol(sidecar.env_id, chance), "artifact_sha256": sidecar.sha256}
         return _evaluation(episodes, seeds[: len(episodes)], **names, **rules, **facts)
 
-    with closing(matching_env(sidecar, chance)) as env:
-        known = [] if begun is None else _episodes(begun)
-        episodes, observations = known, list[NDArray[Any]]()  # If another process played the rest.
-        for episodes, observations in _play_all(env, policy, seeds, chance, known):
-            update(done := len(episodes), len(seeds))
-            if time.monotonic() - saved_at >= _SECONDS_SAVED and least <= done < len(seeds):
-                save(so_far(episodes, observations))
+    known = [] if begun is None else _episodes(begun)
+    with (
+        closing(_Player(policy, chance)) as player,
+        closing(_play_all(player, artifact, seeds, known, jobs)) as played,
+    ):
+        for episode in played:
+            episodes.append(episode)
+            if (done := len(episodes)) <= len(known):
+                continue
+            update(done, len(seeds))
+            if not facts and done == min(AGREEMENT_EPISODES, len(seeds)):
+                facts = _measured(player, guide, seeds, episodes)
+            due = time.monotonic() - saved_at >= _SECONDS_SAVED and not at_once
+            if facts and (due or done == len(seeds)):
+                save(so_far())
                 saved_at = time.monotonic()
-        evaluation = so_far(episodes, observations)
-    save(evaluation)
-    return evaluation
+    return so_far()
 
 
 def _measured(
-    env: gym.Env[Any, Any],
-    policy: Policy,
-    guide: Policy | None,
-    seeds: Sequence[int],
-    chance: Chance,
-    episodes: Sequence[Episode],
-    observations: Sequence[NDArray[Any]],
+    player: "_Player", guide: Policy | None, seeds: Sequence[int], episodes: Sequence[Episode]
 ) -> dict[str, Any]:
     """Return the facts `_ONCE`, without those of a comparison where there is no guide."""
+    policy, chance = player.policy, player.chance
     act = _actor(policy, seeds[0], chance) if chance.kind == "sampled" else policy.act
-    facts: dict[str, Any] = {"latency_us": percentiles(time_calls(act, observations))}
+    facts: dict[str, Any] = {"latency_us": percentiles(time_calls(act, player.observations))}
     if guide is None:
         return facts
     states = sum(episode.length for episode in episodes[:AGREEMENT_EPISODES])
     agreement = {"fraction": 1.0, "states": states}
     if guide.sidecar.sha256 != policy.sidecar.sha256:
-        agreement = _agreement(env, guide, policy, seeds[:AGREEMENT_EPISODES], chance)
+        agreement = _agreement(player.env, guide, policy, seeds[:AGREEMENT_EPISODES], chance)
     return facts | {"reference_sha256": guide.sidecar.sha256, "agreement": agreement}
 
 
@@ -205,41 +212,101 @@ def _actor(policy: Policy, seed: int, chance: Chance) -> _Act:
     return act
 
 
-def _play_all(
-    env: gym.Env[Any, Any],
-    policy: Policy,
-    seeds: Sequence[int],
-    chance: Chance,
-    known: Sequence[Episode],
-) -> Iterator[tuple[list[Episode], list[NDArray[Any]]]]:
-    """Play the episodes of an evaluation but the `known` first ones; after each yield all so far.
+class _Player:
+    """Plays the episodes of an evaluation, each as its seed alone says.
 
-    Also yields the first observations that were acted on.
     A game has 30 starts and is deterministic: greedy episodes from the same start are played once.
     """
-    episodes: list[Episode] = []
-    observations: list[NDArray[Any]] = []
-    by_start: dict[int, Episode] = {}
 
-    def act(observation: NDArray[Any], choose: _Act) -> Any:
-        if len(observations) < _LATENCY_OBSERVATIONS:
-            observations.append(np.array(observation))  # Environments may reuse theirs.
+    def __init__(self, policy: Policy, chance: Chance) -> None:
+        self.policy, self.chance = policy, chance
+        self.env = matching_env(policy.sidecar, chance)
+        self.observations: list[NDArray[Any]] = []  #: The first ones that were acted on.
+        self._by_start: dict[int, Episode] = {}
+
+    def play(self, seed: int, known: Episode | None = None) -> Episode:
+        """Return an episode with its start; one that is `known` is not played again."""
+        observation, info = self.env.reset(seed=seed)
+        start = info.get(environments.START, zlib.crc32(np.asarray(observation).tobytes()))
+        if known is not None:
+            return known._replace(start=start)
+        if (episode := self._by_start.get(start)) is None:
+            ties, choose = self.policy.ties, _actor(self.policy, seed, self.chance)
+            episode = play(self.env, partial(self._act, choose=choose), observation, seed)
+            episode = episode._replace(ties=self.policy.ties - ties, start=start)
+            if self.chance == GREEDY and environments.START in info:
+                self._by_start[start] = episode
+        return episode
+
+    def close(self) -> None:
+        self.env.close()
+
+    def _act(self, observation: NDArray[Any], choose: _Act) -> Any:
+        if len(self.observations) < _LATENCY_OBSERVATIONS:
+            self.observations.append(np.array(observation))  # Environments may reuse theirs.
         return choose(observation)
 
+
+def _play_all(
+    player: _Player, artifact: Path, seeds: Sequence[int], known: Sequence[Episode], jobs: int
+) -> Generator[Episode, None, None]:
+    """Play the episodes of an evaluation but the `known` first ones, the later ones together."""
+    begun_at = time.monotonic()
     for number, seed in enumerate(seeds):
-        observation, info = env.reset(seed=seed)
-        start = info.get(environments.START, zlib.crc32(np.asarray(observation).tobytes()))
-        if number < len(known):
-            episodes.append(known[number]._replace(start=start))
-            continue
-        if (episode := by_start.get(start)) is None:
-            ties, choose = policy.ties, _actor(policy, seed, chance)
-            episode = play(env, partial(act, choose=choose), observation, seed)
-            episode = episode._replace(ties=policy.ties - ties, start=start)
-            if chance == GREEDY and environments.START in info:
-                by_start[start] = episode
-        episodes.append(episode)
-        yield episodes, observations
+        alone = time.monotonic() - begun_at < _SECONDS_ALONE
+        if jobs > 1 and number >= max(len(known), AGREEMENT_EPISODES) and not alone:
+            yield from _play_together(player, artifact, seeds[number:], jobs)
+            return
+        yield player.play(seed, known[number] if number < len(known) else None)
+
+
+def _play_together(
+    player: _Player, artifact: Path, seeds: Sequence[int], jobs: int
+) -> Generator[Episode, None, None]:
+    """Play episodes in several processes in turn; yield them in the order of their seeds."""
+    # Forked processes would have locks of threads that they lack.
+    context, workers = get_context("spawn"), list[tuple[Any, Any]]()
+    try:
+        for first in range(jobs):
+            receiver, sender = context.Pipe(duplex=False)
+            words = (sender, artifact, player.policy.sidecar, player.chance, seeds[first::jobs])
+            process = context.Process(target=_play_some, args=words, daemon=True)
+            process.start()
+            sender.close()
+            workers.append((process, receiver))
+        for _, (_, receiver) in zip(seeds, cycle(workers), strict=False):
+            outcome = receiver.recv()
+            if isinstance(outcome, QuarlError):
+                raise outcome
+            yield outcome
+    except EOFError as error:
+        raise QuarlError(
+            "A process that played episodes was killed; evaluate again, with fewer if memory is "
+            f"short. Received: --jobs {jobs}"
+        ) from error
+    finally:
+        for process, _ in workers:
+            process.kill()
+
+
+def _play_some(
+    sender: Any, artifact: Path, sidecar: Sidecar, chance: Chance, seeds: Sequence[int]
+) -> None:
+    """Send episodes; what cannot be played is sent as an error, and a killed parent ends it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent's Ctrl-C kills this process.
+    with suppress(BrokenPipeError):
+        try:
+            policy = Policy.load(artifact)
+            if policy.sidecar != sidecar:
+                raise QuarlError(
+                    "The file was replaced while it was evaluated; evaluate again. Received: "
+                    f"{artifact}"
+                )
+            with closing(_Player(policy, chance)) as player:
+                for seed in seeds:
+                    sender.send(player.play(seed))
+        except QuarlError as error:
+            sender.send(error)
 
 
 def _agreement(

@@ -204,6 +204,22 @@ def test_interrupted_evaluations_keep_episodes(stochastic: Describe, monkeypatch
     assert len(Evaluation.load(evaluation_path(path)).seeds) == 30
 
 
+def test_processes_play_the_same_episodes(stochastic: Describe, monkeypatch: Patch) -> None:
+    path, seeds = stochastic("tied", "int8"), evaluation_seeds(0, 14)
+    alone = evaluate(path, seeds, SAMPLED)
+    monkeypatch.setattr(play, "_SECONDS_ALONE", 0)
+    monkeypatch.setattr(play, "play", played := Mock(wraps=acting.play))
+    result = evaluate(path, seeds, SAMPLED, jobs=2)
+    assert played.call_count == play.AGREEMENT_EPISODES
+    assert replace(result, latency_us=alone.latency_us) == alone
+
+    def replaced(done: int, _: int) -> None:
+        if done == play.AGREEMENT_EPISODES:
+            stochastic("balancer", "int8")
+
+    assert "replaced" in refused(evaluate, path, seeds, SAMPLED, update=replaced, jobs=2)
+
+
 def test_a_reference_is_compared_with_unless_it_was_deleted(stochastic: Describe) -> None:
     path = stochastic("tied", "int8")
     fp32 = reference_path(path, Policy.load(path).sidecar)
