@@ -156,7 +156,7 @@ def multiplications(workload: Workload) -> float:
     spec = environments.env_spec(workload.env_id)
     agent: Any = agents.build(workload.algo, spec, preset, 0)
     if isinstance(preset, presets.OnPolicyPreset):
-        total, first = _passes(*agent._networks.normalised_networks)
+        total, first = _passes(*agent._models)
         return total + preset.epochs * (3 * total - first)
     transitions = preset.batch_size * preset.gradient_steps / preset.train_frequency
     total, first = _passes(agent.network)

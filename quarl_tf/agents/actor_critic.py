@@ -9,71 +9,13 @@ import numpy.typing as npt
 from quarl_tf import networks
 from quarl_tf.agents import Change, tf_agents
 from quarl_tf.agents.distributions import Categorical, Gaussian
-from quarl_tf.agents.on_policy import Networks, OnPolicyAgent
+from quarl_tf.agents.on_policy import OnPolicyAgent
 from quarl_tf.environments import EnvSpec
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.foundation.seeding import generator
 from quarl_tf.networks import Design
-from quarl_tf.networks.inference import Snapshot
 from quarl_tf.networks.layers import Floats
 from quarl_tf.presets import A2cPreset, PpoPreset
-
-
-class _TwoNetworks(Networks):
-    """Policy and value without shared layers, as the papers' small networks."""
-
-    def __init__(self, network: keras.Model, spec: EnvSpec, design: Design, seed: int) -> None:
-        self.value = networks.build_policy(spec, design, seed, "initial value weights")
-        self.features_spec = spec
-        super().__init__(network)
-
-    def take(self, network: keras.Model) -> None:
-        self.network = self.policy = network
-        models = self.normalised_networks = [network, self.value]
-        self.trainable_variables = [v for model in models for v in model.trainable_variables]
-        self._snapshots = [Snapshot(model) for model in models]
-
-    def features(self, observations: Any) -> Any:
-        return observations
-
-    def predict(self, observations: npt.NDArray[Any]) -> tuple[Floats, Floats]:
-        heads, values = (snapshot(observations) for snapshot in self._snapshots)
-        return heads, values[:, 0]
-
-
-class _SharedTorso(Networks):
-    """Policy and value as two heads on shared layers, as the papers' networks for images."""
-
-    def __init__(self, network: keras.Model, spec: EnvSpec, seed: int) -> None:
-        weights_seed = int(generator(seed, "initial value weights").integers(2**31))
-        shape = network.get_layer("head").input.shape[1:]
-        self._features = keras.Input(shape)
-        initializer = keras.initializers.Orthogonal(1.0, seed=weights_seed)
-        value = keras.layers.Dense(1, kernel_initializer=initializer, name="value")
-        self.value = keras.Model(self._features, value(self._features))
-        self.features_spec = EnvSpec(shape, "float32", spec.num_actions)
-        super().__init__(network)
-
-    def take(self, network: keras.Model) -> None:
-        self.network = network
-        head, output_layer = network.get_layer("head"), network.layers[-1]
-        # The torso may compute in bfloat16, the heads are float32.
-        features = tf.cast(head.input, tf.float32)
-        self._torso = keras.Model(network.input, features)
-        logits = head(self._features)
-        output = logits if output_layer is head else output_layer(logits)
-        self.policy = keras.Model(self._features, output)
-        self.normalised_networks = [network]
-        joint = keras.Model(network.input, [network.output, self.value(features)])
-        self.trainable_variables = joint.trainable_variables
-        self._snapshots = [Snapshot(joint)]
-
-    def features(self, observations: Any) -> Any:
-        return self._torso(observations, training=True)
-
-    def predict(self, observations: npt.NDArray[Any]) -> tuple[Floats, Floats]:
-        heads, values = self._snapshots[0](observations)
-        return heads, values[:, 0]
 
 
 def build_network(spec: EnvSpec, preset: PpoPreset, seed: int) -> keras.Model:
@@ -95,40 +37,67 @@ class ActorCritic(OnPolicyAgent):
     """Draws actions from its distribution and learns from each rollout once."""
 
     _preset: PpoPreset
-    _networks: _SharedTorso | _TwoNetworks
+    #: The layers that policy and value share, as in the papers' networks for images.
+    _torso: keras.Model | None = None
 
     def __init__(self, spec: EnvSpec, preset: PpoPreset, seed: int, prepare: Change) -> None:
         super().__init__(spec, preset, seed)
         network = prepare(build_network(spec, preset, seed))
+        purpose, self._input_spec = "initial value weights", spec
         if preset.architecture.convolutions:
-            self._use(_SharedTorso(network, spec, seed))
+            shape = network.get_layer("head").input.shape[1:]
+            self._input_spec = EnvSpec(shape, "float32", spec.num_actions)
+            weights_seed = int(generator(seed, purpose).integers(2**31))
+            initializer = keras.initializers.Orthogonal(1.0, seed=weights_seed)
+            self._features = keras.Input(shape)
+            value = keras.layers.Dense(1, kernel_initializer=initializer, name="value")
+            self._value = keras.Model(self._features, value(self._features))
         else:
-            self._use(_TwoNetworks(network, spec, _design(preset, 1, 1.0), seed))
+            self._value = networks.build_policy(spec, _design(preset, 1, 1.0), seed, purpose)
+        self._take(network)
         self._distribution: Gaussian | Categorical = (
             Categorical(spec.num_actions) if spec.num_actions else Gaussian(self.network)
         )
         self.distance = self._distribution.distance
         self.action_variance = self._distribution.variance
         self._agent = self._loss_agent(spec)
-        variables = self._networks.trainable_variables
         if isinstance(preset, A2cPreset):
-            optimizer = tf_agents.rmsprop(preset, variables)
+            self._optimizer = tf_agents.rmsprop(preset, self._trained)
         else:
-            optimizer = tf_agents.adam(preset.learning_rate, preset, variables, epsilon=1e-5)
-        self._step = tf_agents.clipped_step(optimizer, preset.gradient_clip)
+            settings = {"epsilon": 1e-5, "global_clipnorm": preset.gradient_clip}
+            rate = preset.learning_rate
+            self._optimizer = tf_agents.adam(rate, preset, self._trained, **settings)
+
+    def _take(self, network: keras.Model) -> None:
+        self._policy = network
+        if not self._preset.architecture.convolutions:
+            self._use(network, network, self._value)
+            return
+        head, output_layer = network.get_layer("head"), network.layers[-1]
+        # The torso may compute in bfloat16, the heads are float32.
+        features = tf.cast(head.input, tf.float32)
+        self._torso = keras.Model(network.input, features)
+        logits = head(self._features)
+        output = logits if output_layer is head else output_layer(logits)
+        self._policy = keras.Model(self._features, output)
+        self._use(network, keras.Model(network.input, [network.output, self._value(features)]))
+
+    def _predict(self, observations: npt.NDArray[Any]) -> tuple[Floats, Floats]:
+        outputs = [snapshot(observations) for snapshot in self._snapshots]
+        heads, values = outputs if self._torso is None else outputs[0]
+        return heads, values[:, 0]
 
     def _loss_agent(self, spec: EnvSpec) -> Any:
         """Return TF-Agents' agent, which only computes losses."""
-        model, preset = self._networks, self._preset
-        features_spec = tf_agents.observation_spec(model.features_spec)
-        self._actor = tf_agents.wrap(model.policy, features_spec, "Actor", self._distribution.read)
+        preset, input_spec = self._preset, tf_agents.observation_spec(self._input_spec)
+        self._actor = tf_agents.wrap(self._policy, input_spec, "Actor", self._distribution.read)
         return tf_agents.build(
             tf_agents.published.PPOAgent,
-            features_spec,
+            input_spec,
             spec,
             optimizer=keras.optimizers.SGD(),
             actor_net=self._actor,
-            value_net=tf_agents.wrap(model.value, features_spec, "Value", lambda head: head[:, 0]),
+            value_net=tf_agents.wrap(self._value, input_spec, "Value", lambda head: head[:, 0]),
             importance_ratio_clipping=preset.clip,
             entropy_regularization=preset.entropy_coefficient,
             value_pred_loss_coef=preset.value_coefficient,
@@ -142,13 +111,13 @@ class ActorCritic(OnPolicyAgent):
 
     def change_network(self, change: Change) -> None:
         """Replace the policy network by the result of `change`."""
-        super().change_network(change)
-        self._actor.model = self._networks.policy
+        self._take(change(self.network))
+        self._actor.model = self._policy
 
     def act(self, observations: npt.NDArray[Any], progress: float) -> npt.NDArray[Any]:
         """Draw actions from the policy's distribution."""
         del progress
-        heads, values = self._networks.predict(observations)
+        heads, values = self._predict(observations)
         actions, log_probabilities = self._distribution.draw(heads, self._act_random)
         self._draws = actions, log_probabilities, values
         return actions if self._spec.num_actions else np.clip(actions, *self._spec.bounds)
@@ -158,8 +127,10 @@ class ActorCritic(OnPolicyAgent):
         if self._preset.normalize_advantages:
             mean, variance = tf.nn.moments(advantages, axes=[0])
             advantages = (advantages - mean) / (tf.sqrt(variance) + 1e-8)
+        if self._torso is not None:
+            observations = self._torso(observations, training=True)
         return self._agent.get_loss(
-            tf_agents.time_steps(self._networks.features(observations)),
+            tf_agents.time_steps(observations),
             actions,
             log_probabilities,
             returns,

@@ -50,9 +50,8 @@ def build(spec: EnvSpec, preset: DdpgPreset, seed: int, prepare: Change) -> OffP
             tf_agents.wrap(critic_model, critic_spec, "Critic", lambda head: head[:, 0]),
         ]
 
-    def gradient_step(network: tf_agents.ModelNetwork, rate: float) -> tf_agents.GradientStep:
-        variables = network.model.trainable_variables
-        return tf_agents.GradientStep(tf_agents.adam(rate, preset, variables))
+    def optimizer(network: tf_agents.ModelNetwork, rate: float) -> Any:
+        return tf_agents.adam(rate, preset, network.model.trainable_variables)
 
     (actor, critic), (target_actor, target_critic) = actor_and_critic(), actor_and_critic()
     agent = tf_agents.build(
@@ -78,8 +77,8 @@ def build(spec: EnvSpec, preset: DdpgPreset, seed: int, prepare: Change) -> OffP
 
     # The loss of the critic is reported; the actor, which is exported, comes last.
     steps = [
-        (critic_loss, critic, gradient_step(critic, preset.critic_learning_rate)),
-        (actor_loss, actor, gradient_step(actor, preset.learning_rate)),
+        (critic_loss, critic, optimizer(critic, preset.critic_learning_rate)),
+        (actor_loss, actor, optimizer(actor, preset.learning_rate)),
     ]
     return NoisyActor(spec, preset, seed, agent, steps, target_actor)
 

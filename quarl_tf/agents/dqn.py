@@ -26,7 +26,7 @@ from quarl_tf import networks
 from quarl_tf.agents import Change, tf_agents
 from quarl_tf.agents.off_policy import OffPolicyAgent
 from quarl_tf.environments import EnvSpec
-from quarl_tf.foundation.keras import keras, tf
+from quarl_tf.foundation.keras import keras
 from quarl_tf.networks import Design
 from quarl_tf.presets import DqnPreset, EpsilonGreedyPreset
 
@@ -45,7 +45,8 @@ def build(spec: EnvSpec, preset: DqnPreset, seed: int, prepare: Change) -> OffPo
         tf_agents.wrap(prepare(build_network(spec, preset, seed)), observation_spec, name)
         for name in ("QNetwork", "TargetQNetwork")
     )
-    optimizer = tf_agents.adam(preset.learning_rate, preset, network.model.trainable_variables)
+    rate, variables = preset.learning_rate, network.model.trainable_variables
+    optimizer = tf_agents.adam(rate, preset, variables, clipnorm=preset.gradient_clip)
     agent = tf_agents.build(
         tf_agents.published.dqn.dqn_agent.DdqnAgent if preset.double else tf_agents.SingleDqnAgent,
         observation_spec,
@@ -60,11 +61,7 @@ def build(spec: EnvSpec, preset: DqnPreset, seed: int, prepare: Change) -> OffPo
     def loss(batch: Any) -> Any:
         return agent._loss(batch, gamma=preset.discount, training=True).loss
 
-    def clip(gradients: list[Any]) -> list[Any]:
-        return [tf.clip_by_norm(gradient, preset.gradient_clip) for gradient in gradients]
-
-    steps = [(loss, network, tf_agents.GradientStep(optimizer, clip))]
-    return DqnAgent(spec, preset, seed, agent, steps, target)
+    return DqnAgent(spec, preset, seed, agent, [(loss, network, optimizer)], target)
 
 
 class DqnAgent(OffPolicyAgent):

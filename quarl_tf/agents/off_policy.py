@@ -10,7 +10,7 @@ import numpy.typing as npt
 from quarl_tf import networks
 from quarl_tf.agents import Agent, Change
 from quarl_tf.agents.replay import Replay
-from quarl_tf.agents.tf_agents import GradientStep, ModelNetwork, transition
+from quarl_tf.agents.tf_agents import ModelNetwork, gradient_step, transition
 from quarl_tf.environments import EnvSpec
 from quarl_tf.environments.acting import Tick
 from quarl_tf.foundation.keras import tf
@@ -18,8 +18,8 @@ from quarl_tf.networks import inference
 from quarl_tf.networks.inference import Snapshot
 from quarl_tf.presets import OffPolicyPreset
 
-#: A loss of a batch of transitions, its network and its gradient step.
-Step = tuple[Callable[[Any], Any], ModelNetwork, GradientStep]
+#: A loss of a batch of transitions, its network and its optimizer.
+Step = tuple[Callable[[Any], Any], ModelNetwork, Any]
 
 
 class OffPolicyAgent(Agent):
@@ -111,8 +111,10 @@ class OffPolicyAgent(Agent):
 
         # TF-Agents' own `train` cannot add a distance from a teacher.
         losses = [
-            step(partial(total_loss, loss, network), network.model.trainable_variables)
-            for loss, network, step in self._steps
+            gradient_step(
+                optimizer, partial(total_loss, loss, network), network.model.trainable_variables
+            )
+            for loss, network, optimizer in self._steps
         ]
         self._agent.train_step_counter.assign_add(1)
         self._agent._update_target()
@@ -123,5 +125,5 @@ class OffPolicyAgent(Agent):
         self._snapshot.refresh()
 
     def _variables(self) -> list[Any]:
-        steps = (step for *_, step in self._steps)
-        return [*self._agent.variables, *(v for step in steps for v in step.variables())]
+        optimizers = (optimizer for *_, optimizer in self._steps)
+        return [*self._agent.variables, *(v for o in optimizers for v in o.variables())]

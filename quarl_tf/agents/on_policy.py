@@ -1,13 +1,13 @@
 """Agents that learn from each rollout of the current policy, in minibatches."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from quarl_tf.agents import Agent, Change, tf_agents
+from quarl_tf.agents import Agent, tf_agents
 from quarl_tf.environments import EnvSpec
 from quarl_tf.environments.acting import Tick
 from quarl_tf.foundation.keras import keras, tf
@@ -17,43 +17,10 @@ from quarl_tf.networks.layers import Floats
 from quarl_tf.presets import OnPolicyPreset
 
 
-class Networks(ABC):
-    """The networks of an agent, evaluated with the weights of the last `refresh`."""
-
-    def __init__(self, network: keras.Model) -> None:
-        self.take(network)
-
-    def take(self, network: keras.Model) -> None:
-        """Continue with another policy network."""
-        self.network = network
-        self.normalised_networks = [network]  #: Those that have the normaliser's statistics.
-        self.trainable_variables: Sequence[Any] = network.trainable_variables
-        self._snapshots = [Snapshot(network)]
-
-    @abstractmethod
-    def predict(self, observations: npt.NDArray[Any]) -> tuple[Floats, Floats]:
-        """Return heads [n, outputs] and values of states [n]."""
-
-    @property
-    def variables(self) -> list[Any]:
-        """All variables, in the order of checkpoints."""
-        return [v for snapshot in self._snapshots for v in snapshot.variables]
-
-    @property
-    def read_variables(self) -> list[Any]:
-        """The variables whose values `refresh` takes."""
-        return [v for snapshot in self._snapshots for v in snapshot.read_variables]
-
-    def refresh(self, values: Mapping[int, npt.NDArray[Any]] | None = None) -> None:
-        """Predict by the current weights, or by values of `read_variables` by `id`."""
-        for snapshot in self._snapshots:
-            snapshot.refresh(values)
-
-
 class OnPolicyAgent(Agent):
     """Learns from each rollout once, then discards it."""
 
-    _step: tf_agents.GradientStep
+    _optimizer: Any
 
     def __init__(self, spec: EnvSpec, preset: OnPolicyPreset, seed: int) -> None:
         super().__init__(spec, preset, seed, "minibatches")
@@ -62,19 +29,23 @@ class OnPolicyAgent(Agent):
         #: Of the latest tick: actions as drawn, what else a gradient step needs, values.
         self._draws: tuple[npt.NDArray[Any], ...] = ()
 
-    def _use(self, networks: Networks) -> None:
-        self._networks, self.network = networks, networks.network
-        self._round = inference.compiled(self._train_on, self.network)
+    def _use(self, network: keras.Model, *models: keras.Model) -> None:
+        """Continue with this policy network; the models, which include it, act and learn."""
+        self.network, self._models = network, models
+        self._trained = [v for model in models for v in model.trainable_variables]
+        self._snapshots = [Snapshot(model) for model in models]
+        #: The variables whose values `refresh` takes.
+        self._read_variables = [v for s in self._snapshots for v in s.read_variables]
+        self._round = inference.compiled(self._train_on, network)
 
-    def change_network(self, change: Change) -> None:
-        """Replace the policy network by the result of `change`."""
-        self._networks.take(change(self.network))
-        self._use(self._networks)
+    @abstractmethod
+    def _predict(self, observations: npt.NDArray[Any]) -> tuple[Floats, Floats]:
+        """Return heads [n, outputs] and values of states [n] by the weights of the last refresh."""
 
     def start_from(self, weights: Weights, count: int) -> None:
-        """Start from a trained network, whose statistics all networks take."""
+        """Start from a trained network, whose statistics all models take."""
         super().start_from(weights, count)
-        self._statistics.apply_to(self._networks.normalised_networks)
+        self._statistics.apply_to(self._models)
         self.refresh()
 
     def observe(self, tick: Tick) -> None:
@@ -89,7 +60,7 @@ class OnPolicyAgent(Agent):
             np.stack(field) for field in zip(*self._rows, strict=True)
         )
         self._rows.clear()
-        last_values = self._networks.predict(observations)[1]
+        last_values = self._predict(observations)[1]
         advantages = advantage_estimates(
             rewards, np.concatenate([values, last_values[None]]), terminated, starts, preset
         )
@@ -104,22 +75,22 @@ class OnPolicyAgent(Agent):
         flat_fields = [field.reshape(-1, *field.shape[2:]) for field in fields]
         loss, *tensors = self._round(index, *flat_fields)
         self._statistics.update(flat_fields[0][step_index])
-        statistics_changed = self._statistics.apply_to(self._networks.normalised_networks)
+        statistics_changed = self._statistics.apply_to(self._models)
         # Reading all variables takes long: only the statistics may have changed since the steps.
         current_values = {
             id(v): (v if statistics_changed and not v.trainable else tensor).numpy()
-            for v, tensor in zip(self._networks.read_variables, tensors, strict=True)
+            for v, tensor in zip(self._read_variables, tensors, strict=True)
         }
         self.refresh(current_values)
         return {"loss": float(loss)}
 
     def _train_on(self, index: Any, *fields: Any) -> tuple[Any, ...]:
-        """Take a step on each minibatch; return the mean loss and values of `read_variables`."""
+        """Take a step on each minibatch; return the mean loss and values of `_read_variables`."""
         total = tf.constant(0.0)
         steps = index.shape[0]
         for i in tf.range(steps):
             total += self._gradient_step(*(tf.gather(field, index[i]) for field in fields))
-        return total / float(steps), *(v.read_value() for v in self._networks.read_variables)
+        return total / float(steps), *(v.read_value() for v in self._read_variables)
 
     # AutoGraph would take seconds to convert this, for nothing: its control flow is Python's.
     @tf.autograph.experimental.do_not_convert  # type: ignore[misc]
@@ -127,18 +98,20 @@ class OnPolicyAgent(Agent):
         def loss() -> Any:
             return self._with_distillation(self._loss(observations, *fields), observations)
 
-        return self._step(loss, self._networks.trainable_variables)
+        return tf_agents.gradient_step(self._optimizer, loss, self._trained)
 
     @abstractmethod
     def _loss(self, observations: Any, *fields: Any) -> Any:
         """Return the loss of a minibatch."""
 
     def refresh(self, values: Mapping[int, npt.NDArray[Any]] | None = None) -> None:
-        """Act by the current weights from now on, or by those values of `read_variables`."""
-        self._networks.refresh(values)
+        """Act by the current weights from now on, or by values of `_read_variables` by `id`."""
+        for snapshot in self._snapshots:
+            snapshot.refresh(values)
 
     def _variables(self) -> list[Any]:
-        return [*self._networks.variables, *self._step.variables()]
+        variables = [v for snapshot in self._snapshots for v in snapshot.variables]
+        return [*variables, *self._optimizer.variables()]
 
 
 def advantage_estimates(

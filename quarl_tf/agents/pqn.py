@@ -18,21 +18,13 @@ import numpy.typing as npt
 
 from quarl_tf.agents import Change, tf_agents
 from quarl_tf.agents.dqn import build_network, epsilon_greedy
-from quarl_tf.agents.on_policy import Networks, OnPolicyAgent
+from quarl_tf.agents.on_policy import OnPolicyAgent
 from quarl_tf.environments import EnvSpec
 from quarl_tf.foundation.keras import tf
 from quarl_tf.networks.layers import Floats
 from quarl_tf.presets import PqnPreset
 
 __all__ = ["build", "build_network"]
-
-
-class _QNetwork(Networks):
-    """A Q-network; the value of a state is that of its best action."""
-
-    def predict(self, observations: npt.NDArray[Any]) -> tuple[Floats, Floats]:
-        heads = self._snapshots[0](observations)
-        return heads, heads.max(axis=1)
 
 
 class PqnAgent(OnPolicyAgent):
@@ -42,14 +34,24 @@ class PqnAgent(OnPolicyAgent):
 
     def __init__(self, spec: EnvSpec, preset: PqnPreset, seed: int, prepare: Change) -> None:
         super().__init__(spec, preset, seed)
-        self._use(_QNetwork(prepare(build_network(spec, preset, seed))))
-        variables = self._networks.trainable_variables
-        optimizer = tf_agents.adam(preset.learning_rate, preset, variables, epsilon=1e-5)
-        self._step = tf_agents.clipped_step(optimizer, preset.gradient_clip)
+        network = prepare(build_network(spec, preset, seed))
+        self._use(network, network)
+        settings = {"epsilon": 1e-5, "global_clipnorm": preset.gradient_clip}
+        rate = preset.learning_rate
+        self._optimizer = tf_agents.adam(rate, preset, self._trained, **settings)
+
+    def change_network(self, change: Change) -> None:
+        """Replace the network by the result of `change`."""
+        network = change(self.network)
+        self._use(network, network)
+
+    def _predict(self, observations: npt.NDArray[Any]) -> tuple[Floats, Floats]:
+        heads = self._snapshots[0](observations)
+        return heads, heads.max(axis=1)
 
     def act(self, observations: npt.NDArray[Any], progress: float) -> npt.NDArray[Any]:
         """Choose random or greedy actions."""
-        heads, values = self._networks.predict(observations)
+        heads, values = self._predict(observations)
         actions = epsilon_greedy(
             self._preset, progress, self._act_random, self._spec, lambda: self._spec.greedy(heads)
         )

@@ -39,47 +39,44 @@ class Replay:
 
         A transition spans `n_step` steps, or fewer where its episode ends.
         """
-        self._n_step, self._discount = n_step, discount
-        rows = capacity // num_envs
-        kind: type[_Observations] = _FrameStacks if spec.frame_stack > 1 else _Observations
-        self._observations = kind(rows, num_envs, spec)
-        shape = (rows, num_envs) if spec.num_actions else (rows, num_envs, spec.action_size)
-        self._actions = np.zeros(shape, np.int32 if spec.num_actions else np.float32)
-        self._rewards, self._continues = np.zeros((2, rows, num_envs), np.float32)
-        self._starts = np.zeros((rows, num_envs), np.bool_)
-        self._fields: dict[str, npt.NDArray[Any]] = {
-            "actions": self._actions,
-            "rewards": self._rewards,
-            "continues": self._continues,
-            "starts": self._starts,
+        self._n_step, self._discount, self._depth = n_step, discount, spec.frame_stack
+        shape = capacity // num_envs, num_envs
+        # Of stacked frames, the newest of each.
+        observation = spec.observation_shape[:-1] if self._depth > 1 else spec.observation_shape
+        action = () if spec.num_actions else (spec.action_size,)
+        self._rings: dict[str, npt.NDArray[Any]] = {
+            "observations": np.zeros((*shape, *observation), spec.observation_dtype),
+            "actions": np.zeros((*shape, *action), np.int32 if spec.num_actions else np.float32),
+            "rewards": np.zeros(shape, np.float32),
+            "continues": np.zeros(shape, np.float32),
+            "starts": np.zeros(shape, np.bool_),
         }
         self._rows_added = 0
 
     def __len__(self) -> int:
         """Return the number of stored observations."""
-        rows, num_envs = self._starts.shape
+        rows, num_envs = self._rings["starts"].shape
         return min(self._rows_added, rows) * num_envs
 
     def add(self, tick: Tick) -> None:
         """Store one tick of the stream."""
-        row = self._rows_added % len(self._starts)
-        self._observations.put(row, tick.observations)
-        self._actions[row] = tick.actions
-        self._rewards[row] = tick.rewards
-        self._continues[row] = ~tick.terminated
-        self._starts[row] = tick.starts
+        observations = tick.observations[..., -1] if self._depth > 1 else tick.observations
+        fields = observations, tick.actions, tick.rewards, ~tick.terminated, tick.starts
+        for ring, field in zip(self._rings.values(), fields, strict=True):
+            ring[self._rows_added % len(ring)] = field
         self._rows_added += 1
 
     def add_break(self, observation: npt.NDArray[Any]) -> None:
         """Store the last observations before all environments start new episodes."""
         false = np.zeros(len(observation), np.bool_)
-        self.add(Tick(observation, np.zeros_like(self._actions[0]), false, false, false))
+        self.add(Tick(observation, np.zeros_like(self._rings["actions"][0]), false, false, false))
 
     def sample(self, shape: tuple[int, ...], random: np.random.Generator) -> Transitions:
         """Draw transitions uniformly, with replacement; `shape` is (batches, batch_size)."""
-        rows, num_envs = self._starts.shape
+        _, actions, rewards, continues, starts = self._rings.values()
+        rows, num_envs = starts.shape
         # The oldest stacks of a full ring have overwritten frames, the newest row no successor.
-        lost_rows = self._observations.reach if self._rows_added > rows else 0
+        lost_rows = self._depth - 1 if self._rows_added > rows else 0
         usable_rows = min(self._rows_added, rows) - lost_rows
         pairs = (usable_rows - 1) * num_envs
         oldest = self._rows_added - usable_rows
@@ -89,85 +86,51 @@ class Replay:
             index = random.integers(pairs, size=np.count_nonzero(rejected))
             row[rejected] = (oldest + index // num_envs) % rows
             env[rejected] = index % num_envs
-            rejected[rejected] = ~self._starts[row[rejected], env[rejected]]
+            rejected[rejected] = ~starts[row[rejected], env[rejected]]
         newest = (self._rows_added - 1) % rows
-        first_row, reward, weight = row, self._rewards[row, env], self._continues[row, env]
+        first_row, reward, weight = row, rewards[row, env], continues[row, env]
         row = (row + 1) % rows
         for _ in range(self._n_step - 1):
             # The transition ends early at an episode's last observation and at the newest row.
-            goes_on = (weight > 0) & self._starts[row, env] & (row != newest)
+            goes_on = (weight > 0) & starts[row, env] & (row != newest)
             weight = np.where(goes_on, weight * np.float32(self._discount), weight)
-            reward = reward + np.where(goes_on, weight * self._rewards[row, env], 0.0)
-            weight = np.where(goes_on, weight * self._continues[row, env], weight)
+            reward = reward + np.where(goes_on, weight * rewards[row, env], 0.0)
+            weight = np.where(goes_on, weight * continues[row, env], weight)
             row = np.where(goes_on, (row + 1) % rows, row)
         return Transitions(
-            self._observations.take(first_row, env),
-            self._actions[first_row, env],
+            self._stored(first_row, env),
+            actions[first_row, env],
             reward.astype(np.float32),
             weight,
-            self._observations.take(row, env),
+            self._stored(row, env),
         )
+
+    def _stored(self, row: npt.NDArray[Any], env: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return observations; of stacks, frames from before the current life are zeros."""
+        ring, starts = self._rings["observations"], self._rings["starts"]
+        if self._depth == 1:
+            observations: npt.NDArray[Any] = ring[row, env]
+            return observations
+        rows = row.reshape(-1, 1) - np.arange(self._depth - 1, -1, -1)
+        index = rows % len(ring), env.reshape(-1, 1)
+        planes = ring[index]
+        cut = ~starts[index] | ((rows < 0) & (self._rows_added <= len(ring)))
+        cut[:, -1] = False
+        planes[np.logical_or.accumulate(cut[:, ::-1], axis=1)[:, ::-1]] = 0
+        return channels_last(planes).reshape(*row.shape, *planes.shape[2:], self._depth)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the state for a checkpoint, without unwritten rows."""
-        rows = min(self._rows_added, len(self._starts))
-        rings = self._fields | self._observations.rings
-        arrays = {name: ring[:rows] for name, ring in rings.items()}
+        rows = min(self._rows_added, len(self._rings["starts"]))
+        arrays = {name: ring[:rows] for name, ring in self._rings.items()}
         return {**arrays, "rows_added": np.array(self._rows_added)}
 
     def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Restore the state of a checkpoint."""
         self._rows_added = int(arrays["rows_added"])
-        for name, ring in self._fields.items():
-            ring[: len(arrays[name])] = arrays[name]
-        for name, ring in self._observations.rings.items():
+        for name, ring in self._rings.items():
             saved = arrays[name]
             if len(saved) < len(ring):  # A full ring may be large: it is not copied.
                 ring[: len(saved)] = saved
                 saved = ring
-            self._observations.rings[name] = saved
-
-
-class _Observations:
-    #: Number of earlier rows that an observation is assembled from.
-    reach = 0
-
-    def __init__(self, rows: int, num_envs: int, spec: EnvSpec) -> None:
-        shape = (rows, num_envs, *spec.observation_shape)
-        self.rings = {"observations": np.zeros(shape, spec.observation_dtype)}
-
-    def put(self, row: int, observation: npt.NDArray[Any]) -> None:
-        self.rings["observations"][row] = observation
-
-    def take(self, row: npt.NDArray[Any], env: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        observations: npt.NDArray[Any] = self.rings["observations"][row, env]
-        return observations
-
-
-class _FrameStacks(_Observations):
-    """Stores the newest frame of each stack and its age: how many frames are of its game."""
-
-    def __init__(self, rows: int, num_envs: int, spec: EnvSpec) -> None:
-        height, width, self._depth = spec.observation_shape
-        self.reach = self._depth - 1
-        frames = np.zeros((rows, num_envs, height, width), spec.observation_dtype)
-        self.rings = {"frames": frames, "ages": np.zeros((rows, num_envs), np.uint8)}
-        self._newest_stacks: npt.NDArray[Any] | None = None
-        self._age = np.zeros(num_envs, np.uint8)
-
-    def put(self, row: int, observation: npt.NDArray[Any]) -> None:
-        goes_on = np.zeros(len(observation), np.bool_)
-        if self._newest_stacks is not None:
-            goes_on = (self._newest_stacks[..., 1:] == observation[..., :-1]).all(axis=(1, 2, 3))
-        self._age = np.where(goes_on, np.minimum(self._age + 1, self._depth), 1).astype(np.uint8)
-        self._newest_stacks = observation.copy()
-        self.rings["frames"][row], self.rings["ages"][row] = observation[..., -1], self._age
-
-    def take(self, row: npt.NDArray[Any], env: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        frames, ages = self.rings["frames"], self.rings["ages"]
-        offsets = np.arange(self.reach, -1, -1)
-        rows = (row.reshape(-1, 1) - offsets) % len(frames)
-        planes = frames[rows, env.reshape(-1, 1)]
-        # A game's first stacks are padded with zeros.
-        planes[offsets >= ages[row, env].reshape(-1, 1)] = 0
-        return channels_last(planes).reshape(*row.shape, *planes.shape[2:], self._depth)
+            self._rings[name] = saved

@@ -62,28 +62,13 @@ def wrap(
     return network
 
 
-class GradientStep:
-    """A gradient step on a loss: gradients are clipped, then applied by an optimizer."""
-
-    def __init__(self, optimizer: Any, clip: Callable[[Any], Any] = lambda x: x) -> None:
-        self._optimizer, self._clip = optimizer, clip
-
-    def __call__(self, loss: Callable[[], Any], variables: Sequence[Any]) -> Any:
-        """Take one step of the variables; return the loss."""
-        with tf.GradientTape() as tape:
-            value = loss()
-        gradients = self._clip(tape.gradient(value, variables))
-        self._optimizer.apply_gradients(zip(gradients, variables, strict=True))
-        return value
-
-    def variables(self) -> list[Any]:
-        """Return the optimizer's variables."""
-        return list(self._optimizer.variables())
-
-
-def clipped_step(optimizer: Any, norm: float) -> GradientStep:
-    """Return a step whose gradients are clipped by their global norm."""
-    return GradientStep(optimizer, lambda gradients: tf.clip_by_global_norm(gradients, norm)[0])
+def gradient_step(optimizer: Any, loss: Callable[[], Any], variables: Sequence[Any]) -> Any:
+    """Take one step of the variables; return the loss."""
+    with tf.GradientTape() as tape:
+        value = loss()
+    gradients = tape.gradient(value, variables)
+    optimizer.apply_gradients(zip(gradients, variables, strict=True))
+    return value
 
 
 class SingleDqnAgent(tf_agents.agents.DqnAgent):  # type: ignore[misc]
@@ -138,12 +123,12 @@ def transition(observation: Any, action: Any, reward: Any, discount: Any, follow
     )
 
 
-def adam(rate: float, preset: Preset, variables: Sequence[Any], epsilon: float = 1e-7) -> Any:
-    """Return Adam with its moments.
+def adam(rate: float, preset: Preset, variables: Sequence[Any], **settings: float) -> Any:
+    """Return Adam with its moments; settings are Keras', of epsilon and the norm of gradients.
 
     Keras' legacy version has one fused operation a variable, which takes half the time.
     """
-    optimizer = keras.optimizers.legacy.Adam(_schedule(rate, preset), epsilon=epsilon)
+    optimizer = keras.optimizers.legacy.Adam(_schedule(rate, preset), **settings)
     # The first step would create them, too late for a restore.
     optimizer._create_all_weights(variables)
     return optimizer
@@ -155,7 +140,9 @@ def rmsprop(preset: A2cPreset, variables: Sequence[Any]) -> Any:
     Epsilon is under the root. Keras' legacy version adds it to the root, where 1e-5 is too small.
     """
     rate = _schedule(preset.learning_rate, preset)
-    optimizer = keras.optimizers.RMSprop(rate, rho=0.99, epsilon=preset.epsilon)
+    optimizer = keras.optimizers.RMSprop(
+        rate, rho=0.99, epsilon=preset.epsilon, global_clipnorm=preset.gradient_clip
+    )
     optimizer.build(variables)
     return optimizer
 

@@ -344,7 +344,7 @@ def test_agents_of_images_learn_kernels_and_biases_alone_once_quantised(precisio
     for name, value in before.items():
         assert np.array_equal(after[name], value) != name.endswith(("/kernel:0", "/bias:0"))
     images = random.integers(0, 256, (600, 36, 36, 2), dtype=np.uint8)
-    heads, values = agent._networks.predict(images)  # type: ignore[attr-defined]
+    heads, values = agent._predict(images)  # type: ignore[attr-defined]
     # As a graph: TensorFlow fuses convolutions there, which rounds bfloat16 sums otherwise.
     expected = inference.forward(agent.network)(images)
     np.testing.assert_allclose(heads, expected, rtol=1e-5, atol=1e-6)
@@ -456,7 +456,7 @@ def test_from_the_delay_on_the_network_acts_on_fixed_grids(name: str, tmp_path: 
         np.testing.assert_equal({key: weights[key] for key in ends}, grids)
     if name in ("ppo", "ddpg"):
         agent = state.agent
-        critic = agent._networks.value if name == "ppo" else agent._normalised_networks[0]
+        critic = agent._value if name == "ppo" else agent._normalised_networks[0]
         assert not qat.quantized_layers(critic)
     for _ in range(3):
         state.burst()

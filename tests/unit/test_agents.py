@@ -49,7 +49,7 @@ def test_an_agent_from_a_network_acts_as_it_and_keeps_its_statistics(algo: str) 
     inputs = np.random.default_rng(0).normal(size=(32, len(mean))).astype(np.float32)
     for network in (agent.network, *agent.targets):
         np.testing.assert_allclose(network(inputs), origin(inputs), rtol=1e-5, atol=1e-5)
-    for model in agent._networks.normalised_networks if algo == "ppo" else ():  # Its critic, too.
+    for model in agent._models if algo == "ppo" else ():  # Its critic, too.
         normalizer = unwrap(model.get_layer("normalizer"))
         np.testing.assert_allclose(normalizer.mean, mean, rtol=1e-5)
         np.testing.assert_allclose(normalizer.inverse_deviation, 1 / deviation, rtol=1e-5)
@@ -150,7 +150,7 @@ def test_ppo_learns_from_steps_with_their_actions_as_drawn() -> None:
     agent, random = build("ppo", STEERED, **sizes), np.random.default_rng(0)
     agent.network.get_layer("action").log_deviation.assign(np.log([5.0, 20.0]))  # Some clip.
     agent.refresh()
-    agent._round = Mock(return_value=(0.0, *agent._networks.read_variables))
+    agent._round = Mock(return_value=(0.0, *agent._read_variables))
     observations = random.normal(size=(9, 2, 3)).astype(np.float32)
     rewards = random.normal(size=(8, 2)).astype(np.float32)
     terminated, starts = random.random((2, 8, 2)) < [[[0.3]], [[0.7]]]
@@ -160,7 +160,7 @@ def test_ppo_learns_from_steps_with_their_actions_as_drawn() -> None:
         draws.append(agent._draws)
         agent.observe(Tick(row[0], actions, *row[1:]))
     drawn, _, values = map(np.stack, zip(*draws, strict=True))
-    last_values = agent._networks.predict(observations[-1])[1]
+    last_values = agent._predict(observations[-1])[1]
     agent.learn(observations[-1])
     columns = rewards, np.vstack([values, last_values]), terminated, starts
     advantages = on_policy.advantage_estimates(*columns, agent._preset)
@@ -255,16 +255,25 @@ def test_a_gradient_step_of_ddpg_by_hand() -> None:
 
 
 def stepped(agent: Any, batch: Any) -> tuple[Any, list[Any]]:
-    """Return the loss and the gradients of a step of PPO, which is not taken."""
-    gradients: list[Any] = []
-    agent._step._optimizer.apply_gradients = lambda pairs: gradients.extend(g for g, _ in pairs)
+    """Return the loss and the clipped gradients of a step of PPO, which is not taken."""
+    gradients = caught(agent._optimizer)
     return agent._gradient_step(*map(tf.constant, batch)), gradients
 
 
+def caught(optimizer: Any) -> list[Any]:
+    """Return a list that takes the clipped gradients of an optimizer in place of its variables."""
+    gradients: list[Any] = []
+
+    def catch(pairs: Any) -> None:
+        gradients.extend(gradient for gradient, _ in optimizer._transform_gradients([*pairs]))
+
+    optimizer.apply_gradients = catch
+    return gradients
+
+
 def test_each_gradient_of_dqn_is_clipped() -> None:
-    agent, gradients = build("dqn", gradient_clip=1e-3), list[Any]()
-    optimizer = agent._steps[0][2]._optimizer
-    optimizer.apply_gradients = lambda pairs: gradients.extend(g for g, _ in pairs)
+    agent = build("dqn", gradient_clip=1e-3)
+    gradients = caught(agent._steps[0][2])
     agent._gradient_step(transitions(CART_POLE)[-1])
     np.testing.assert_allclose([tf.norm(g) for g in gradients], 1e-3, rtol=1e-3)
 
@@ -310,7 +319,7 @@ def test_loss_on_shared_layers_is_ppo_s_by_hand_and_its_gradient_is_taken(normal
     random = np.random.default_rng(0)
     observations = random.integers(0, 256, (32, 36, 36, 2), np.uint8)
     actions = random.integers(4, size=32).astype(np.int32)
-    logits, values = agent._networks.predict(observations)
+    logits, values = agent._predict(observations)
     np.testing.assert_allclose(logits, agent.network(observations).numpy(), rtol=1e-4, atol=1e-6)
     assert len(np.unique(values)) == 32
     log_probabilities = special.log_softmax(logits, axis=1)
@@ -333,7 +342,7 @@ def test_loss_on_shared_layers_is_ppo_s_by_hand_and_its_gradient_is_taken(normal
     norm = tf.linalg.global_norm(gradients)
 
     def moved(distance: float) -> float:
-        for variable, gradient in zip(agent._networks.trainable_variables, gradients, strict=True):
+        for variable, gradient in zip(agent._trained, gradients, strict=True):
             variable.assign_add(distance / norm * gradient)
         return float(stepped(agent, batch)[0])
 
@@ -374,7 +383,7 @@ def test_adams_first_step_by_hand() -> None:
 @pytest.mark.parametrize("epsilon", [1e-5, 0.1])
 def test_rmsprop_is_that_of_a2c_by_hand(epsilon: float) -> None:
     """As OpenAI's baselines (a2c.py): decay 0.99, and epsilon under the root."""
-    preset = replace(PRESET, learning_rate=0.01, epsilon=epsilon)
+    preset = replace(PRESET, learning_rate=0.01, epsilon=epsilon, gradient_clip=100.0)
     place, square = START.copy(), np.zeros(4)
     places = steps(partial(tf_agents.rmsprop, preset), GRADIENTS)
     for gradient, actual in zip(GRADIENTS, places, strict=True):

@@ -115,7 +115,7 @@ def test_what_is_sampled_is_what_happened(
             arrays = ring.arrays()
             written = {len(array) for array in arrays.values() if array.ndim}
             assert written == {min(rows, len(witness.ticks))}
-            assert spec is VECTORS or arrays["frames"].shape[1:] == (num_envs, 2, 3)
+            assert spec is VECTORS or arrays["observations"].shape[1:] == (num_envs, 2, 3)
             twin.restore({name: array.copy() for name, array in arrays.items()})
             witness.replays.append(twin)
         for tick in itertools.islice(played, count):
