@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
-from quarl_tf.export.activations import kernel_inputs, ranges, visit
+from quarl_tf.export.activations import ranges, visit
 from quarl_tf.export.graph import LAYERS, NONE, RELU, Graph
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.quantization.grid import BYTE, Array, grid_between
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.spec import actions
 from quarl_tf.spec.actions import Choices
-from quarl_tf.spec.architectures import LEAST_DEVIATION
 
 #: Operators that multiply by weights.
 _PRODUCTS = {*flatbuffer.WEIGHTED, "BATCH_MATMUL", "CONV_3D"}
@@ -33,9 +32,6 @@ _MIGRATION, _QUIETEST = 0.8, 0.3
 
 _FINER = 16  #: How much finer the grid of rounding residuals is than that of the observation.
 
-#: Largest movement of a normalised feature over all observations that rounding explains.
-_ROUNDING = 1e-6
-
 
 def prepared(content: bytes, observations: Array, choices: Choices | None) -> bytes:
     """Return the float flatbuffer from which `int8` and `int8_head32` are made.
@@ -45,7 +41,7 @@ def prepared(content: bytes, observations: Array, choices: Choices | None) -> by
     require_quantisable(content, LAYERS)
     content = centred(content, choices)
     if Graph(content).takes_floats:
-        return refined(widened(equalised(content), observations), observations)
+        return refined(equalised(content), observations)
     return smoothed(content, observations)
 
 
@@ -181,41 +177,6 @@ def smoothed(content: bytes, observations: Array) -> bytes:
     for first, second in pairwise(layers):
         if _passes_factors(graph, first, second):
             _rescale(graph, first, second, peaks[first.outputs[0]], ratio)
-    return graph.pack()
-
-
-def widened(content: bytes, observations: Array) -> bytes:
-    """Give normalised features that hardly move more codes of the grid that all features share.
-
-    A feature with a deviation below `LEAST_DEVIATION` fills a small part of the others' range. Its
-    scale is multiplied by a factor, and its weights are divided by it: by the root, as in
-    `equalised`, of the others' reach over its own, times its weights over theirs.
-    """
-    graph = Graph(content)
-    layer = next(iter(graph.layers().values()))
-    *_, index = graph.path(layer.inputs[0], ("MINIMUM", "MAXIMUM", "RESHAPE"))
-    scaling = graph.producer(index)
-    if graph.origin(index) != "MUL" or graph.activation(scaling) != NONE:
-        return content
-    scale, kernel = graph.constant(scaling.inputs[1]), graph.constant(layer.inputs[1])
-    if scale is None or kernel is None or kernel.shape[1:] != (scale.size,):
-        return content
-    if graph.readers(scaling.outputs[0]) > 1 or graph.readers(layer.inputs[0]) > 1:
-        return content
-    is_small = scale.ravel() == np.float32(1 / LEAST_DEVIATION)
-    if is_small.all() or not is_small.any():
-        return content
-    features = kernel_inputs(graph, layer, observations)
-    is_moving = is_small & (np.ptp(features, axis=0) > _ROUNDING)
-    if not is_moving.any():
-        return content
-    reach, weights = np.abs(features).max(axis=0), np.abs(kernel)
-    ratio = np.where(is_moving, reach[~is_small].max() / np.maximum(reach, _ROUNDING), 1).clip(1)
-    other_weights = weights[:, ~is_small].max(axis=1, keepdims=True)
-    share = (weights / np.maximum(other_weights, _ROUNDING)).max(axis=0)
-    factor = np.sqrt(ratio * share).clip(1, ratio).astype(np.float32)
-    graph.set_constant(scaling.inputs[1], scale * factor.reshape(scale.shape))
-    graph.set_constant(layer.inputs[1], kernel / factor)
     return graph.pack()
 
 

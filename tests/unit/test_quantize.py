@@ -318,18 +318,13 @@ def test_a_feature_that_hardly_moves_counts_in_int8() -> None:
     deviation = [1, 2, 0.3, 1e-4]
     content = normalised(deviation, 10)
     observations = np.random.default_rng(0).normal(0, deviation, (500, 4)).astype(np.float32)
-    widened = preparation.widened(preparation.equalised(content), observations)
-    expected, actual = (heads(x, observations) for x in (content, widened))
-    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
     # Observations that differ in that feature alone.
     probes = np.float32([0, 0, 0, 1]) * np.linspace(-3e-4, 3e-4, 61, dtype=np.float32)[:, None]
     expected = heads(content, probes)
     actual = heads(quantized(content, Scheme.parse("int8"), observations), probes)
-    unwidened = heads(integer.quantized(preparation.equalised(content), observations, INT8), probes)
-    assert len(np.unique(unwidened, axis=0)) <= 3
-    error, unwidened_error = (np.abs(x - expected).mean() for x in (actual, unwidened))
-    assert error < 0.4 * unwidened_error
-    assert error < 0.3 * expected.std()
+    coarse = heads(integer.quantized(preparation.equalised(content), observations, INT8), probes)
+    assert len(np.unique(coarse, axis=0)) <= 3
+    assert np.abs(actual - expected).mean() < 0.3 * expected.std()
 
 
 def test_prepared_networks_compute_the_same_and_their_int8_sees_more(content: bytes) -> None:
@@ -406,16 +401,6 @@ def test_a_head_keeps_the_rounding_by_outputs() -> None:
     assert np.abs(heads(copy, inputs) - expected).std() < 0.002 * expected.std()
     copies = next(op for op in flatbuffer.parsed(copy)[0].operators if op.name == "BROADCAST_TO")
     assert flatbuffer.parsed(copy)[0].tensors[copies.outputs[0]].shape[0] > 20
-
-
-def test_networks_that_a_step_is_not_for_stay_as_they_are(content: bytes) -> None:
-    # Features that never moved, or move enough.
-    for deviation in ([1, 2, 0.3, 0], [1, 2, 0.3, 0.011], [1e-4] * 4):
-        observations = np.random.default_rng(0).normal(0, deviation, (50, 4)).astype(np.float32)
-        file = normalised(deviation, 1)
-        assert preparation.widened(file, observations) == file
-    scaled = converted(of_function(lambda x: tf.tanh(hidden(x)) * SCALE, (6,), "float32"))
-    assert preparation.widened(scaled, FEATURES * SCALE[::-1] / 100) == scaled
 
 
 def test_samples_come_to_all_places_of_an_observation() -> None:
