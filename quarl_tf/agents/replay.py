@@ -56,7 +56,7 @@ class Replay:
     def __len__(self) -> int:
         """Return the number of stored observations."""
         rows, num_envs = self._rings["starts"].shape
-        return min(self._rows_added, rows) * num_envs
+        return int(min(self._rows_added, rows) * num_envs)
 
     def add(self, tick: Tick) -> None:
         """Store one tick of the stream."""
