@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from quarl_tf.evaluation import video
 from quarl_tf.export import adopt
 from quarl_tf.export.converter import converted, of_function
 from quarl_tf.export.ptq import described
+from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.files import write_bytes
 from quarl_tf.foundation.keras import tf
 from quarl_tf.spec import Run
@@ -159,16 +162,23 @@ def kept_pool() -> Iterator[None]:
     """Adopt in one process until it breaks, as starting one is slow."""
     pools = list[Any]()
 
-    def kept(*arguments: Any) -> Any:
+    def kept(work: Any, shares: Any, crash: str) -> Iterator[Any]:
         if not pools or pools[-1]._broken:
-            pools.append(ProcessPoolExecutor(*arguments))
-        return nullcontext(pools[-1])
+            pools.append(ProcessPoolExecutor(1, get_context("spawn")))
+        try:
+            yield from pools[-1].submit(_listed, work, *shares[0]).result()
+        except BrokenProcessPool as error:
+            raise QuarlError(crash) from error
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(adopt, "ProcessPoolExecutor", kept)
+        patch.setattr(adopt, "processes", SimpleNamespace(in_turn=kept))
         yield
     for pool in pools:
         pool.shutdown()
+
+
+def _listed(work: Any, *arguments: Any) -> list[Any]:
+    return [*work(*arguments)]
 
 
 @pytest.fixture

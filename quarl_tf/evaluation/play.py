@@ -4,14 +4,12 @@ Randomness follows from the episode's seed (`spec.Chance`), so that all schemes 
 in the same episode. Each kind of chance has files of its own.
 """
 
-import signal
 import time
 import zlib
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from itertools import chain, cycle, islice, repeat
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ from numpy.typing import NDArray
 from quarl_tf import environments
 from quarl_tf.environments import registry
 from quarl_tf.environments.acting import Episode, play
-from quarl_tf.foundation import provenance
+from quarl_tf.foundation import processes, provenance
 from quarl_tf.foundation.display import Update
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.seeding import environment_seed, generator
@@ -250,63 +248,32 @@ class _Player:
 def _play_all(
     player: _Player, artifact: Path, seeds: Sequence[int], known: Sequence[Episode], jobs: int
 ) -> Generator[Episode, None, None]:
-    """Play the episodes of an evaluation but the `known` first ones, the later ones together."""
+    """Play the episodes of an evaluation but the `known` first ones, the last ones in processes."""
     begun_at = time.monotonic()
     for number, seed in enumerate(seeds):
         alone = time.monotonic() - begun_at < _SECONDS_ALONE
         if jobs > 1 and number >= max(len(known), AGREEMENT_EPISODES) and not alone:
-            yield from _play_together(player, artifact, seeds[number:], jobs)
+            jobs, rest = min(jobs, len(seeds) - number), (artifact, player.policy.sidecar)
+            shares = [(*rest, player.chance, seeds[number + i :: jobs]) for i in range(jobs)]
+            crash = (
+                "A process that played episodes was killed; evaluate again, with fewer if memory "
+                f"is short. Received: --jobs {jobs}"
+            )
+            yield from processes.in_turn(_play_share, shares, crash)
             return
         yield player.play(seed, known[number] if number < len(known) else None)
 
 
-def _play_together(
-    player: _Player, artifact: Path, seeds: Sequence[int], jobs: int
-) -> Generator[Episode, None, None]:
-    """Play episodes in several processes in turn; yield them in the order of their seeds."""
-    # Forked processes would have locks of threads that they lack.
-    context, workers = get_context("spawn"), list[tuple[Any, Any]]()
-    try:
-        for first in range(jobs):
-            receiver, sender = context.Pipe(duplex=False)
-            words = (sender, artifact, player.policy.sidecar, player.chance, seeds[first::jobs])
-            process = context.Process(target=_play_some, args=words, daemon=True)
-            process.start()
-            sender.close()
-            workers.append((process, receiver))
-        for _, (_, receiver) in zip(seeds, cycle(workers), strict=False):
-            outcome = receiver.recv()
-            if isinstance(outcome, QuarlError):
-                raise outcome
-            yield outcome
-    except EOFError as error:
+def _play_share(
+    artifact: Path, sidecar: Sidecar, chance: Chance, seeds: Sequence[int]
+) -> Iterator[Episode]:
+    policy = Policy.load(artifact)
+    if policy.sidecar != sidecar:
         raise QuarlError(
-            "A process that played episodes was killed; evaluate again, with fewer if memory is "
-            f"short. Received: --jobs {jobs}"
-        ) from error
-    finally:
-        for process, _ in workers:
-            process.kill()
-
-
-def _play_some(
-    sender: Any, artifact: Path, sidecar: Sidecar, chance: Chance, seeds: Sequence[int]
-) -> None:
-    """Send episodes; what cannot be played is sent as an error, and a killed parent ends it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent's Ctrl-C kills this process.
-    with suppress(BrokenPipeError):
-        try:
-            policy = Policy.load(artifact)
-            if policy.sidecar != sidecar:
-                raise QuarlError(
-                    "The file was replaced while it was evaluated; evaluate again. Received: "
-                    f"{artifact}"
-                )
-            with closing(_Player(policy, chance)) as player:
-                for seed in seeds:
-                    sender.send(player.play(seed))
-        except QuarlError as error:
-            sender.send(error)
+            f"The file was replaced while it was evaluated; evaluate again. Received: {artifact}"
+        )
+    with closing(_Player(policy, chance)) as player:
+        yield from map(player.play, seeds)
 
 
 def _agreement(

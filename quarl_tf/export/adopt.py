@@ -6,18 +6,12 @@ environment: a normaliser belongs inside the flatbuffer, a stack of frames into 
 
 import contextlib
 import io
-import multiprocessing
 import os
 import re
-import signal
-import threading
 import warnings
 import zipfile
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +22,7 @@ from quarl_tf.environments import EnvSpec
 from quarl_tf.export import calibration
 from quarl_tf.export.graph import in_float32
 from quarl_tf.export.ptq import described
-from quarl_tf.foundation import native_output
+from quarl_tf.foundation import native_output, processes
 from quarl_tf.foundation.errors import QuarlError, UsageError, one_line, require_known
 from quarl_tf.foundation.files import read_bytes, read_json, sha256
 from quarl_tf.runtime import flatbuffer
@@ -79,7 +73,7 @@ def adopt(
     if file.suffix in _KERAS or file.is_dir():
         crash = f"TensorFlow crashed on the model; save it again. Received: {file}"
         shape, dtype = spec.observation_shape, spec.observation_dtype
-        content = _in_a_child(crash, _converted_model, file, shape, dtype)
+        content = next(processes.in_turn(_converted_model, [(file, shape, dtype)], crash))
         audit = flatbuffer.audit(content)
     else:
         content, audit = flatbuffer.read(file), flatbuffer.audit(file)  # Errors name the file.
@@ -102,7 +96,7 @@ def adopt(
         "flatbuffer again, or give the process more memory. "
         f"Received: {len(content)} bytes, sha256={sidecar.sha256!r}"
     )
-    check = _in_a_child(crash, _play, content, sidecar, modules)
+    check = next(processes.in_turn(_play, [(content, sidecar, modules)], crash))
     write_artifact(target, content, replace(sidecar, check=check))
     return run
 
@@ -258,7 +252,7 @@ def _checked_sidecar(sidecar: Sidecar, fields: dict[str, Any], path: Path) -> Si
     return replace(sidecar, action_std=json_sidecar.action_std or None)
 
 
-def _converted_model(file: Path, shape: tuple[int, ...], dtype: str) -> bytes:
+def _converted_model(file: Path, shape: tuple[int, ...], dtype: str) -> Iterator[bytes]:
     """Convert a model that Keras 3 loads in safe mode; a QuarlError where that fails."""
     from quarl_tf.export import converter  # With Keras 2, which cannot be chosen after Keras 3.
 
@@ -278,7 +272,7 @@ def _converted_model(file: Path, shape: tuple[int, ...], dtype: str) -> bytes:
                 "save it as one, of Keras's own layers without Python code. "
                 f"Received: {_cause(error)}"
             ) from error
-    return converter.converted(model_converter)
+    yield converter.converted(model_converter)
 
 
 def _cause(error: Exception) -> str:
@@ -289,45 +283,7 @@ def _cause(error: Exception) -> str:
     return " ".join(text.split())[:300] or type(error).__name__
 
 
-def _in_a_child(crash: str, work: Callable[..., Any], *arguments: Any) -> Any:
-    """Work in a process of its own, which a foreign file may crash."""
-    resource_tracker.ensure_running()  # Its start unblocks SIGINT.
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _end_with_others) as pool:
-        try:
-            # While it starts, the child has Python's handler, which prints a traceback.
-            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            try:
-                future = pool.submit(work, *arguments)
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            return future.result()
-        except BrokenProcessPool as error:
-            raise QuarlError(crash) from error
-        except KeyboardInterrupt:
-            for child in multiprocessing.active_children():
-                child.kill()  # The pool would wait for the end of its work.
-            raise
-
-
-def _end_with_others() -> None:
-    """End this child at an interrupt, also one that came before, and with its parent.
-
-    The parent reports an interrupt, unless it ignores them.
-    """
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """Wait for the parent's end: the pool's queue, of which a child has both ends, stays open."""
-    if (parent := multiprocessing.parent_process()) is not None:
-        parent.join()
-        os._exit(1)
-
-
-def _play(content: bytes, sidecar: Sidecar, modules: Sequence[str]) -> dict[str, Any]:
+def _play(content: bytes, sidecar: Sidecar, modules: Sequence[str]) -> Iterator[dict[str, Any]]:
     with native_output.caught(), flatbuffer.understood():
         environments.import_environments(modules)
         policy = Policy(content, sidecar)
@@ -339,4 +295,4 @@ def _play(content: bytes, sidecar: Sidecar, modules: Sequence[str]) -> dict[str,
             "A policy is a function of one observation; one with a memory takes its past in the "
             f"observation. Received: heads {heads[0].tolist()} and {repeated.tolist()} of the same"
         )
-    return {"observations": len(heads), "max_abs_head": float(np.abs(heads).max())}
+    yield {"observations": len(heads), "max_abs_head": float(np.abs(heads).max())}

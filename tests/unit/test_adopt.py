@@ -16,6 +16,7 @@ from quarl_tf import Policy, Run
 from quarl_tf.cli import main
 from quarl_tf.export import adopt as adopting
 from quarl_tf.export.converter import converted, of_function
+from quarl_tf.foundation import processes
 from quarl_tf.foundation.files import sha256
 from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.workspace import evaluation_path, sidecar_path
@@ -201,17 +202,19 @@ def test_nan_heads_and_crashes_get_one_line(file: Path, capsys: Capsys, monkeypa
     network = Network([(np.ones((4, 2), np.float32), bias)], np.zeros((1, 4), np.float32))
     file.write_bytes(network.convert("fp32"))
     assert "not finite" in refusal(capsys, "adopt", str(file), *MINE, code=1)
+    monkeypatch.setattr(adopting, "processes", processes)  # In one of its own.
     monkeypatch.setattr(adopting, "_play", _crash)
     assert "crashed while" in refusal(capsys, "adopt", str(file), *MINE, code=1)
     assert not FOLDER.exists()
 
 
-def test_a_child_ends_with_its_parent() -> None:
-    code = "import os; from quarl_tf.export.adopt import _in_a_child as run; "
-    python("-c", code + "run('', os.kill, os.getpid(), 9)", code=-9, timeout=60)
+def test_a_process_ends_with_its_parent() -> None:
+    code = "import os, time; from quarl_tf.foundation.processes import in_turn; "
+    python("-c", code + "next(in_turn(os.kill, [(os.getpid(), 9)], ''))", code=-9, timeout=60)
     # Shells ignore SIGINT for what they start in the background.
-    code += "import signal, threading, time; signal.signal(2, signal.default_int_handler); "
-    code += "threading.Timer(3, os.kill, (os.getpid(), 2)).start(); run('', time.sleep, 600)"
+    code += "import signal, threading; signal.signal(2, signal.default_int_handler); "
+    code += "threading.Timer(3, os.kill, (os.getpid(), 2)).start(); "
+    code += "next(in_turn(time.sleep, [(600,)], ''))"
     python("-c", code, code=-2, timeout=60)  # Nor is it waited for.
 
 
