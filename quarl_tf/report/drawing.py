@@ -36,7 +36,7 @@ class Picture(NamedTuple):
 def draw(
     workspace: Workspace, cells: Sequence[CellResults], aggregates: Sequence[Aggregate], x: str
 ) -> Iterator[Picture]:
-    """Yield the figures of a report, with returns in training against `x`, a column of curves."""
+    """Yield the figures of a report, with learning curves against `x`, a column of theirs."""
     if any(len(cell.rows) > 1 for cell in cells):
         yield Picture("return_against_bits", 0, returns.return_against_bits(cells))
     if aggregates:
@@ -46,18 +46,16 @@ def draw(
         groups = _groups([cell for cell in cells if cell.cell.task == task])
         comparable = sum(map(bool, groups.values())) > 1 and len(groups) <= curves.MOST_LINES
         if comparable and _all_have(groups, "action_variance"):
-            columns = {"action_variance": "action variance", "greedy_return": "greedy return"}
-            figure = curves.mean_curves(groups, columns, "step", task)
+            figure = curves.mean_curves(groups, curves.VARIANCE, "step", task)
             yield Picture("action_variance", 0, figure, task.replace(" on ", "_").replace("/", "_"))
     for number, cell in enumerate(cells, start=0 if len(cells) == 1 else 1):
         if len(cells) <= _MOST_DETAILED:
             yield from _detailed(workspace, cell, number)
-        groups, title = _groups([cell]), cell.cell.title
-        if x != "step" and _all_have(groups, x):
-            figure = curves.mean_curves(groups, {"episode_return": "return per episode"}, x, title)
-            yield Picture(f"return_against_{x}", number, figure)
-        elif complete := {name: group for name, group in groups.items() if group}:
-            yield Picture("learning_curves", number, curves.learning_curves(complete, title))
+        if any((groups := _groups([cell])).values()):
+            axis = x if _all_have(groups, x) else "step"
+            kind = "learning_curves" if axis == "step" else f"return_against_{axis}"
+            figure = curves.mean_curves(groups, curves.RETURNS, axis, cell.cell.title)
+            yield Picture(kind, number, figure)
 
 
 def _detailed(workspace: Workspace, cell: CellResults, number: int) -> Iterator[Picture]:
@@ -112,5 +110,4 @@ def _groups(cells: Sequence[CellResults]) -> dict[str, list[Curve]]:
 
 
 def _all_have(groups: dict[str, list[Curve]], column: str) -> bool:
-    curves_of_all = [curve for group in groups.values() for curve in group]
-    return bool(curves_of_all) and all(curve.has(column) for curve in curves_of_all)
+    return all(curve.has(column) for group in groups.values() for curve in group)

@@ -54,7 +54,7 @@ class Source:
     margin_percent: float
     command: str  #: Writes the report.
     chance: Chance = GREEDY
-    x: str = "step"  #: What returns in training are drawn against, a column of `progress.csv`.
+    x: str = "step"  #: What learning curves are drawn against, a column of `progress.csv`.
     memory: bool = False  #: Whether memory is measured.
     episodes: int | None = None
     skip_episodes: int = 0
@@ -292,7 +292,7 @@ def _load_curve(workspace: Workspace, run: Run) -> Curve | None:
     if values.empty or not {"step", "episode_return", "greedy_return"} <= set(values):
         return None
     delay = None if run.quantization is None else run.quantization.delay
-    return Curve(f"seed {run.seed}", values, delay)
+    return Curve(values, delay)
 
 
 def _row(

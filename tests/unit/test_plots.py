@@ -20,7 +20,7 @@ from samples import RUN, returns_of
 
 from quarl_tf.evaluation.compare import Interval, mean_interval
 from quarl_tf.quantization.grid import fake_quantize
-from quarl_tf.report.figures.curves import Curve, learning_curves, mean_curves
+from quarl_tf.report.figures.curves import RETURNS, VARIANCE, Curve, mean_curves
 from quarl_tf.report.figures.layers import blamed_layers, weight_histograms
 from quarl_tf.report.figures.returns import paired_returns, performance_profile, return_against_bits
 from quarl_tf.report.figures.style import png, scheme_colour
@@ -34,8 +34,6 @@ TRAINED = tuple(f"qat_w{bits}a{bits}" for bits in range(8, 1, -1))
 TASK = "dqn on CartPole-v1"
 Point = tuple[Interval | None, Sequence[float | None]]
 POINT: Point = Interval(490, 480, 500), [485.0, 495.0]
-VARIANCE = {"action_variance": "action variance", "greedy_return": "greedy return"}
-TREND = {"episode_return": "return per episode"}
 
 
 def curves(count: int, delay: int | None = None) -> list[Curve]:
@@ -45,7 +43,7 @@ def curves(count: int, delay: int | None = None) -> list[Curve]:
     training[0] = np.nan  # No episode has ended yet.
     columns = {"step": steps, "episode_return": training, "greedy_return": greedy}
     columns |= {"action_variance": greedy / 2000, "episodes": steps // 50}
-    return [Curve(f"seed {seed}", pd.DataFrame(columns), delay) for seed in range(count)]
+    return [Curve(pd.DataFrame(columns), delay)] * count
 
 
 def groups(widths: int = 2, seeds: int = 3, suffix: str = "") -> dict[str, list[Curve]]:
@@ -97,10 +95,7 @@ def pairs(*schemes: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 LONG = "gradient=straight_through, ranges=percentile"
 SETTINGS = " (learning_rate=0.00025, entropy_coefficient=0.01)"
 FIGURES: dict[str, Callable[[], Figure]] = {
-    "one training": lambda: learning_curves({"fp32": curves(1)}, TASK),
-    "many trainings": lambda: learning_curves(
-        {f"{bits} bits": curves(6, 25_000) for bits in range(8, 3, -1)}, TASK
-    ),
+    "one training": lambda: mean_curves({"fp32": curves(1)}, RETURNS, "step", TASK),
     "all schemes": lambda: paired_returns(pairs(*COMPARED), TASK),
     "profile": lambda: performance_profile(
         {name: np.array([99.0, 100.0, -400.0]) for name in (*COMPARED, *TRAINED)}
@@ -109,7 +104,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "three families": lambda: return_against_bits([played((*PUBLISHED, *TRAINED), 3)]),
     "many cells": lambda: return_against_bits([played(TRAINED, 3, LONG)] * 10),
     "long names": lambda: mean_curves(groups(7, 5, SETTINGS), VARIANCE, "step", TASK),
-    "episodes": lambda: mean_curves(groups(1), TREND, "episodes", TASK),
+    "episodes": lambda: mean_curves(groups(1), RETURNS, "episodes", TASK),
 }
 
 
@@ -228,15 +223,23 @@ def test_layers_stand_in_order_with_their_numbers() -> None:
 
 
 def test_curves_leave_out_what_has_no_value_and_mark_the_delay() -> None:
-    figure = learning_curves({"fp32": curves(2), "4 bits": curves(2, 25_000)})
-    plain, aware = figure.axes
-    training, greedy, *second = plain.lines
-    assert len(training.get_xdata()) == 99
-    assert list(greedy.get_xdata()) == list(range(0, 50_000, 2500))
-    assert training.get_color() == greedy.get_color() != second[0].get_color()
-    delays = [line for line in aware.lines if list(line.get_xdata()) == [25_000, 25_000]]
-    assert (len(delays), len(plain.lines)) == (1, 4)
-    assert {"seed 0", "seed 1"} <= {text.get_text() for text in figure.legends[0].get_texts()}
+    figure = mean_curves({"fp32": curves(1), "4 bits": curves(1, 25_000)}, RETURNS, "step")
+    training, greedy = figure.axes
+    assert len(data(training, 0)[0]) == 99
+    assert data(greedy, 0)[0] == data(greedy, 1)[0] == list(range(0, 50_000, 2500))
+    for axes in figure.axes:  # A line for each group, as one training has no faint one.
+        plain, aware, delay = axes.lines
+        assert plain.get_color() != aware.get_color()
+        assert delay.get_xdata() == [25_000, 25_000]
+    assert training.get_ylim() == greedy.get_ylim()
+    texts = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert texts == ["fp32", "4 bits", "quantised from here on"]
+
+
+def test_a_single_evaluation_is_seen() -> None:
+    once = Curve(curves(1)[0].values[:1].assign(episode_return=20.0))
+    for axes in mean_curves({"fp32": [once]}, RETURNS, "step").axes:
+        assert axes.lines[0].get_marker() == "o"
 
 
 def data(axes: Axes, place: int) -> tuple[list[float], list[float]]:
@@ -247,7 +250,7 @@ def data(axes: Axes, place: int) -> tuple[list[float], list[float]]:
 def test_variance_and_return_are_smoothed_where_they_are_known() -> None:
     columns = {"step": [10.0, 20.0, 30.0], "greedy_return": [100.0, np.nan, 0.0]}
     variances = [0.2, np.nan, 0.0], [0.1, np.nan, 0.1]
-    trainings = [Curve("seed", pd.DataFrame(columns | {"action_variance": v})) for v in variances]
+    trainings = [Curve(pd.DataFrame(columns | {"action_variance": v})) for v in variances]
     above, below = mean_curves({"fp32": trainings}, VARIANCE, "step").axes
     # A moving average of factor 0.95 begins at the first value and not at 0.
     assert data(above, 0) == ([10, 30], pytest.approx([0.2, 0.19 / 1.95]))
@@ -262,9 +265,10 @@ def test_variance_and_return_are_smoothed_where_they_are_known() -> None:
 
 def test_a_trend_goes_by_episodes_and_marks_where_each_training_began_to_quantise() -> None:
     columns = {"step": [0.0, 100.0, 200.0], "episode_return": [np.nan, 20.0, 40.0]}
+    columns["greedy_return"] = columns["episode_return"]
     tables = [pd.DataFrame(columns | {"episodes": [0.0, n, 2 * n]}) for n in (2, 3)]
-    trainings = [Curve("seed", table, 150) for table in tables]
-    (axes,) = mean_curves({"8 bits": trainings}, TREND, "episodes").axes
+    trainings = [Curve(table, 150) for table in tables]
+    axes, _ = mean_curves({"8 bits": trainings}, RETURNS, "episodes").axes
     assert (data(axes, 0), data(axes, 1)) == (([2, 4], [20, 40]), ([3, 6], [20, 40]))
     # Both have values from episode 3 to 4, between which each is interpolated.
     assert data(axes, 2) == ([3, 4], pytest.approx([(30 + 20) / 2, (40 + 80 / 3) / 2]))

@@ -11,12 +11,15 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter, MaxNLocator
+from matplotlib.ticker import EngFormatter
 
-from quarl_tf.report.figures.style import GREY, grid, legend_below, scheme_colour, styled, wrapped
+from quarl_tf.report.figures.style import grid, legend_below, scheme_colour, styled, wrapped
 from quarl_tf.spec import REFERENCE
 
 MOST_LINES = 10  #: Most lines that can be told apart.
+#: Columns of `mean_curves`, with their y labels.
+RETURNS = {"episode_return": "training return", "greedy_return": "greedy return"}
+VARIANCE = {"action_variance": "action variance", "greedy_return": "greedy return"}
 
 _DELAY: dict[str, Any] = {"color": "#b3321f", "ls": "--", "lw": 1.1}
 _SMOOTHING = 0.95  #: As in QuaRL's figure of action variances.
@@ -24,14 +27,13 @@ _AXES = {"step": "environment steps", "episodes": "training episodes", "seconds"
 
 
 class Curve(NamedTuple):
-    """The learning curve of one training, with its label in legends.
+    """The learning curve of one training.
 
     `values` are the rows of `progress.csv`: step, episode_return and greedy_return, and seconds,
     episodes and action_variance if they were recorded. `delay` is the step at which a
     quantisation-aware training began to quantise.
     """
 
-    label: str
     values: pd.DataFrame
     delay: int | None = None
 
@@ -45,71 +47,46 @@ class Curve(NamedTuple):
 
 
 @styled
-def learning_curves(panels: Mapping[str, Sequence[Curve]], title: str = "") -> Figure:
-    """Draw training and greedy returns against steps; panels are the curves by heading.
-
-    Curves of one label share a colour.
-    """
-    columns = min(4, len(panels))
-    names = dict.fromkeys(curve.label for curves in panels.values() for curve in curves)
-    colours = dict(zip(names, sns.color_palette("deep", len(names)), strict=True))
-    labels = (title, _AXES["step"], "return per episode")
-    height = 2.8 if columns == 1 else 2.1
-    figure, grid_of_axes = grid(len(panels), columns, height, labels, sharex=True, sharey=True)
-    for axes, (heading, curves) in zip(grid_of_axes, panels.items(), strict=True):
-        for curve in curves:
-            training, greedy = curve.line("episode_return"), curve.line("greedy_return")
-            colour = colours[curve.label]
-            axes.plot(training.index, training, color=colour, lw=1.0, alpha=0.55)
-            axes.plot(greedy.index, greedy, color=colour, lw=1.6, marker="o", ms=3.5, mec="white")
-        if len(panels) > 1:
-            axes.set_title(wrapped(heading, columns), fontsize="small")
-        axes.xaxis.set_major_locator(MaxNLocator(7 // columns + 2))
-        _finish(axes, curves)
-    handles = [
-        Line2D([], [], color=GREY, lw=1.0, alpha=0.7, label="training (exploring)"),
-        Line2D([], [], color=GREY, lw=1.6, marker="o", ms=4, label="greedy evaluation"),
-        *_delay_handle(panels),
-        *(Line2D([], [], color=colour, lw=3, label=name) for name, colour in colours.items()),
-    ]
-    legend_below(figure, handles)
-    return figure
-
-
-@styled
 def mean_curves(
     groups: Mapping[str, Sequence[Curve]], columns: Mapping[str, str], x: str, title: str = ""
 ) -> Figure:
     """Draw the mean curve of each group of trainings that differ in their seed alone.
 
     Groups are in full precision first; one that lacks a training is empty. There is a panel for
-    each of `columns`, given with y labels, against the column `x`.
+    each of `columns`, given with y labels, against the column `x`. Beside action variances all is
+    smoothed.
     """
     # Warm colours for full precision, cool ones for the rest.
-    delayed = [_delayed(curves) for curves in groups.values()]
+    delayed = [any(curve.delay is not None for curve in curves) for curves in groups.values()]
     warm_palette = sns.color_palette("blend:#e8830c,#f2c14e", len(groups))
     warm_colours = iter([scheme_colour(REFERENCE), *warm_palette])
     cool_colours = iter(sns.color_palette("blend:#6cc24a,#1f9e9a,#3a6fd8,#9b2fc4", sum(delayed)))
     colours: list[Any] = [next(cool_colours if cool else warm_colours) for cool in delayed]
-    figure, panels = grid(len(columns), 1, 2.6, (title, _AXES[x], ""), sharex=True)
+    smooth, labels = "action_variance" in columns, (title, _AXES[x], "")
+    figure, panels = grid(len(columns), 1, 2.6, labels, sharex=True, sharey=not smooth)
+    trainings = [curve for curves in groups.values() for curve in curves]
+    starts = {np.interp(c.delay, c.values["step"], c.values[x]) for c in trainings if c.delay}
     for axes, (column, label) in zip(panels, columns.items(), strict=True):
-        smooth = column != "episode_return"  # A mean of episodes already.
-        for curves, colour in zip(groups.values(), colours, strict=True):
+        for curves, cool, colour in zip(groups.values(), delayed, colours, strict=True):
             lines = [curve.line(column, x) for curve in curves]
             if smooth:  # Corrected for bias at the start.
                 lines = [line.ewm(alpha=1 - _SMOOTHING).mean() for line in lines]
             # Until the delay a quantised training equals its reference, which is on top.
-            _draw_mean(axes, lines, colour, 3 if _delayed(curves) else 4)
+            _draw_mean(axes, lines, colour, 3 if cool else 4)
         axes.set_ylabel(f"{label}, smoothed" if smooth else label)
-        _finish(axes, [curve for curves in groups.values() for curve in curves], x)
+        for start in sorted(starts):
+            axes.axvline(start, zorder=1, **_DELAY)
+        axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
+        axes.margins(x=0.02)
     figure.align_ylabels()
     names = [name if curves else f"{name} (missing)" for name, curves in groups.items()]
     handles = [
         Line2D([], [], color=colour, lw=2.2, label=wrapped(name, 2))
         for colour, name in zip(colours, names, strict=True)
     ]
-    longest = max(len(name) for name in names)
-    legend_below(figure, [*handles, *_delay_handle(groups)], columns=2 if longest > 20 else 4)
+    if starts:
+        handles.append(Line2D([], [], label="quantised from here on", **_DELAY))
+    legend_below(figure, handles, columns=2 if max(map(len, names)) > 20 else 4)
     return figure
 
 
@@ -122,23 +99,5 @@ def _draw_mean(axes: Axes, lines: Sequence[pd.Series[float]], colour: Any, zorde
         # The mean over their common range, each interpolated linearly.
         table = pd.concat(lines, axis=1).sort_index().interpolate("index", limit_area="inside")
         mean = table.dropna().mean(axis=1)
-        axes.plot(mean.index, mean, color=colour, lw=2.0, zorder=zorder)
-
-
-def _delayed(curves: Sequence[Curve]) -> bool:
-    return any(curve.delay is not None for curve in curves)
-
-
-def _delay_handle(groups: Mapping[str, Sequence[Curve]]) -> list[Line2D]:
-    line = Line2D([], [], label="quantised from here on", **_DELAY)
-    return [line] if any(map(_delayed, groups.values())) else []
-
-
-def _finish(axes: Axes, curves: Sequence[Curve], x: str = "step") -> None:
-    """Mark where trainings began to quantise, and format the axis."""
-    for delay in sorted(
-        {float(np.interp(c.delay, c.values["step"], c.values[x])) for c in curves if c.delay}
-    ):
-        axes.axvline(delay, zorder=1, **_DELAY)
-    axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
-    axes.margins(x=0.02)
+        marker = "" if len(mean) > 1 else "o"  # A line of one point is not seen.
+        axes.plot(mean.index, mean, color=colour, lw=2.0, marker=marker, zorder=zorder)
