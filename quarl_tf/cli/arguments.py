@@ -180,7 +180,6 @@ _PTQ_NAMES = "int8-LAYER=32, ptq_wN, ptq_opt_wN, ptq_opt_wNaN, ptq_paper_wN"
 _SAVE_EXAMPLE = "dqn-CartPole-v1-s0 dqn.npz --root mine"
 _SAVE_HELP = "what to write, .npz, 20 MB at most: no replay"
 _OUT_HELP = "the .gif to write, below 2 MB (default: %(default)s)"
-_SAVE_LATENCIES_HELP = "replace the latencies in evaluations; name the fp32 file, too"
 _COMMANDS_HELP = "print a command for each unfinished run, those that wait for others last"
 _JOBS_HELP = "processes for long evaluations (default: one per core)"
 _ENGINE = (
@@ -258,7 +257,6 @@ _VERBS: dict[str, tuple[Any, ...]] = {
         _ARTIFACTS,
         _option("--calls", "calls (default: %(default)s)", type=_COUNT, default=2000),
         _option("--json", "write the numbers to a file, too", type=Path, metavar="FILE"),
-        _option("--save", _SAVE_LATENCIES_HELP, action="store_true"),
     ),
     "record": (
         f"film {_SIDE_BY_SIDE}",

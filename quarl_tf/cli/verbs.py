@@ -27,7 +27,7 @@ from rich.table import Table
 from quarl_tf import environments, pipeline, presets
 from quarl_tf.cli import arguments, doctor, summary
 from quarl_tf.evaluation import shelf
-from quarl_tf.evaluation.bench import bench, save_latencies
+from quarl_tf.evaluation.bench import bench
 from quarl_tf.evaluation.blame import blame
 from quarl_tf.export import boards, c_source
 from quarl_tf.export.adopt import adopt
@@ -234,13 +234,13 @@ def _evaluate(args: Namespace) -> None:
 
 
 def _bench(args: Namespace) -> None:
-    artifacts = _artifacts(args, args.artifacts, read_only=not args.save)
+    artifacts = _artifacts(args, args.artifacts, read_only=True)
     if args.json is not None:
         require_writable(args.json)  # Before the calls are timed.
     with progress_bar("bench") as update:
         measurements = bench(artifacts, args.calls, update)
     _console.print(summary.bench_table(measurements))
-    if not (measurements["at_rest"] or args.save):  # Which refuses.
+    if not measurements["at_rest"]:
         _warn(
             f"this machine is not at rest (load average {measurements['load_average']:.2f} of a "
             f"core; the 95th percentile of a fixed loop is {measurements['spread']:.2f} times its "
@@ -249,8 +249,6 @@ def _bench(args: Namespace) -> None:
     if args.json is not None:
         write_json(args.json, measurements)
         _say(f"bench     {args.json}")
-    for path in save_latencies(measurements) if args.save else ():
-        _say(f"saved     {path}")
 
 
 def _record(args: Namespace) -> None:

@@ -8,7 +8,6 @@ import time
 import timeit
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -22,16 +21,14 @@ from quarl_tf.evaluation.play import percentiles, time_calls
 from quarl_tf.export import c_source
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.display import Update
-from quarl_tf.foundation.errors import QuarlError, UsageError
+from quarl_tf.foundation.errors import UsageError
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import GREEDY
-from quarl_tf.store.records import Evaluation, Sidecar
+from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import sidecar_path
 
 _TURNS = 5
 #: Limits of a machine at rest: load of a core by others, and spread of a fixed loop.
 _REST_LOAD, _REST_SPREAD = 0.25, 1.1
-_RUNTIME = "ai-edge-litert"
 _LOOP = "sum(range(20_000))"
 _TIMER = Path(c_source.__file__).with_name("c") / "timer.c"
 
@@ -81,41 +78,6 @@ def bench(artifacts: Sequence[Path], calls: int, update: Update) -> dict[str, An
         "processor": provenance.processor(),
         "versions": provenance.package_versions(),
     }
-
-
-def save_latencies(result: dict[str, Any]) -> list[Path]:
-    """Replace the latencies of greedy evaluations by those of `bench`; return the changed files.
-
-    A QuarlError, with nothing changed, where the machine was not at rest, or this processor played
-    no evaluation of a file.
-    """
-    if not result["at_rest"]:
-        raise QuarlError(
-            "Latencies of a machine that is not at rest are not saved; end what else runs, and "
-            f"measure again. Received: a load of {result['load_average']:.2f} of a core, loops of "
-            f"{result['spread']:.2f} times their median"
-        )
-    evaluations: dict[Path, Evaluation] = {}
-    for row in result["artifacts"]:
-        path = Path(row["artifact"])
-        changed = {
-            target: replace(evaluation, latency_us=row["latency_us"]["1"])
-            for target in sorted(path.parent.glob(f"{path.stem}.*eval.json"))
-            if (evaluation := Evaluation.load(target)).protocol.actions == GREEDY.actions
-            and evaluation.artifact_sha256 == row["sha256"]
-            and evaluation.processor == result["processor"]
-            and evaluation.versions.get(_RUNTIME) == result["versions"].get(_RUNTIME)
-        }
-        if not changed:
-            raise QuarlError(
-                f"This file has no greedy evaluation on this processor by this {_RUNTIME}; "
-                "evaluate it here, without its .eval.json if there is one. "
-                f"Received: path={str(path)!r} on {result['processor']}"
-            )
-        evaluations |= changed
-    for target, evaluation in evaluations.items():
-        evaluation.save(target)
-    return list(evaluations)
 
 
 def _turn(

@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
+import latencies
 import pytest
-from samples import MODELS, Capsys, Patch, copied, printed, refusal, silent
+from samples import MODELS, Capsys, Patch, copied, printed, refusal, refused, silent
 
 from quarl_tf.cli import main, verbs
 from quarl_tf.evaluation import bench as benches
@@ -77,19 +78,17 @@ def test_a_busy_machine_is_told(capsys: Capsys, monkeypatch: Patch) -> None:
         assert ("not at rest" in capsys.readouterr().err) is not at_rest
 
 
-def test_latencies_are_replaced(tmp_path: Path, capsys: Capsys, monkeypatch: Patch) -> None:
+def test_latencies_are_replaced(tmp_path: Path) -> None:
     file = copied(PUBLISHED / "int8.tflite", tmp_path)
     target = Path(shutil.copy(PUBLISHED / "int8.eval.json", tmp_path))
     played, measurements = Evaluation.load(target), benches.bench([file], 5, silent)
     measurements |= {"at_rest": False, "processor": played.processor}
-    monkeypatch.setattr(verbs, "bench", lambda *_: measurements)
-    words = ("bench", str(file), "--save")
-    assert "not at rest are not saved" in refusal(capsys, *words, code=1)
+    assert "not at rest are not saved" in refused(latencies.save, measurements)
     assert Evaluation.load(target) == played
     measurements["at_rest"] = True
-    assert str(target) in printed(capsys, *words)
+    assert latencies.save(measurements) == [target]
     expected = replace(played, latency_us=measurements["artifacts"][0]["latency_us"]["1"])
     assert Evaluation.load(target) == expected != played
     measurements["processor"] = "another"
-    assert "no greedy evaluation on this processor" in refusal(capsys, *words, code=1)
+    assert "no greedy evaluation on this processor" in refused(latencies.save, measurements)
     assert Evaluation.load(target) == expected
