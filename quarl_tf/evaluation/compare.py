@@ -23,7 +23,9 @@ from quarl_tf.foundation.kinds import Kind
 from quarl_tf.spec import DEFAULT_MARGIN_PERCENT
 from quarl_tf.store.records import Evaluation
 
-Verdict = Literal["gain", "within margin", "no difference seen", "loss", "inconclusive"]
+Verdict = Literal[
+    "gain", "within margin", "no difference seen", "loss", "inconclusive", "reference"
+]
 
 UNSEEN: Verdict = "no difference seen"
 INCONCLUSIVE: Verdict = "inconclusive"
