@@ -10,9 +10,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rich.console import JustifyMethod
+from rich.console import Group, JustifyMethod, RenderableType
 from rich.markup import escape
 from rich.table import Column, Table
+from rich.text import Text
 
 from quarl_tf.cli.doctor import Finding
 from quarl_tf.evaluation import compare
@@ -30,12 +31,12 @@ from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.workspace import Workspace, evaluation_path, has_sidecar, reference_path
 from quarl_tf.study import State, Status
 
-_right = partial(Column, justify="right")
+_right = partial(Column, justify="right", no_wrap=True)
 _plain = partial(Table, box=None, padding=(0, 1, 0, 0))
 
 
-def results_table(artifacts: Sequence[Path], args: Namespace) -> Table:
-    """Return a table of the flatbuffers in one folder."""
+def results_table(artifacts: Sequence[Path], args: Namespace, width: int) -> Group:
+    """Return a table of the flatbuffers in one folder, without their sizes if it is too wide."""
     policies = [Entry.load(path) for path in artifacts]
     evaluations = [_evaluation(path, args) for path in artifacts]
     comparisons = [_comparison(policy, args) for policy in policies]
@@ -43,40 +44,45 @@ def results_table(artifacts: Sequence[Path], args: Namespace) -> Table:
     episodes = f"{min(counts)} episodes, the same for every scheme" if len(counts) == 1 else ""
     fewer = "fp32 has no more" if min(counts) < args.episodes else ""
     about = ", ".join(filter(None, (episodes, fewer, args.chance.words)))
-    title = f"{escape(policies[0].run.run_id)}: {about}"
+    title = f"{policies[0].run.run_id}: {about}"
     means = [abs(comparison.reference_mean) for comparison in comparisons if comparison]
     digits = _digits(max(means, default=0))
     results = zip(policies, evaluations, comparisons, strict=True)
     rows = [_row(policy.sidecar, played, compared, digits) for policy, played, compared in results]
-    table = _plain(title=title, title_justify="left")
-    for name in rows[0]:
+    names = [*rows[0]]
+    if sum(2 + max(len(row[name]) for row in (*rows, {name: name})) for name in names) > width:
+        names = [name for name in names if name != "bytes" and "µs" not in name]
+    table = _plain()
+    for name in names:
         justify: JustifyMethod = "left" if name in ("scheme", "verdict") else "right"
-        wraps = name == "verdict" or "95 %" in name
-        table.add_column(name, justify=justify, no_wrap=not wraps)
+        table.add_column(name, justify=justify, no_wrap=name != "verdict")
     for row in rows:
-        table.add_row(*row.values())
+        table.add_row(*(row[name] for name in names))
     timed_on = {evaluation.processor or "an unknown processor" for evaluation in evaluations}
     others = sorted(timed_on - {provenance.processor()})
-    if others and any(row[name] for row in rows for name in row if "µs" in name):
-        table.caption = f"timed on {' and '.join(others)}; `quarl bench FILE` times it here"
-        table.caption_justify = "left"
-    return table
+    lines: list[RenderableType] = [Text(title, style="italic"), table]
+    if others and any(row[name] for row in rows for name in names if "µs" in name):
+        text = f"timed on {' and '.join(others)}; `quarl bench FILE` times it here"
+        lines.append(Text(text, style="dim"))
+    return Group(*lines)
 
 
 def bench_table(measurements: Mapping[str, Any]) -> Table:
     """Return the table of `bench`."""
     ways = dict.fromkeys(way for row in measurements["artifacts"] for way in row["latency_us"])
-    columns = ["as C" if way == "C" else f"threads: {way}" for way in ways]
+    columns = ["as C" if way == "C" else f"{way} thread{'s' * (way != '1')}" for way in ways]
     columns += ["load ms", "bytes", "arena", "process"]
-    title = "µs of one call: median, 95 %, 99 %"
-    table = Table("file", *map(_right, columns), title=title, title_justify="left")
+    runs, title = {row["run_id"] for row in measurements["artifacts"]}, "µs of one call: "
+    title += "median, 95 %, 99 %" + f"; {escape(min(runs))}" * (len(runs) == 1)
+    first = Column("file", overflow="fold", min_width=6)
+    table = _plain(first, *map(_right, columns), title=title, title_justify="left")
     for row in measurements["artifacts"]:
         percentiles = [row["latency_us"].get(way, {}).values() for way in ways]
         latencies = [" ".join(f"{us:.1f}" for us in values) for values in percentiles]
         sizes = [f"{row['bytes'][kind]:,}" for kind in ("file", "arena", "process")]
         if not row["native"]:  # A float file of numbers on a grid.
             sizes[0] = "simulated"
-        name = f"{escape(row['run_id'])} {row['scheme']}"
+        name = row["scheme"] if len(runs) == 1 else f"{escape(row['run_id'])} {row['scheme']}"
         table.add_row(name, *latencies, f"{row['load_ms']:.1f}", *sizes)
     return table
 
@@ -84,7 +90,8 @@ def bench_table(measurements: Mapping[str, Any]) -> Table:
 def blame_table(layers: Sequence[Blame]) -> Table:
     """Return the table of `blame`."""
     columns = ("layer", "range", "codes", "at the ends", "signal to noise", "share of the error")
-    table = Table(*columns, "other actions without it", "return gained without it [95 %]")
+    gain = Column("return gained without it [95 %]", no_wrap=True)
+    table = _plain(*columns, "other actions without it", gain)
     for blame in layers:
         table.add_row(
             blame.layer,
@@ -118,7 +125,7 @@ def counts(statuses: Sequence[Status]) -> str:
 
 def content_table(artifact: Path, audit: FlatbufferAudit) -> Table:
     """Return a table of what a flatbuffer holds and where it comes from."""
-    table = Table(show_header=False)
+    table = Table(Column(no_wrap=True), Column(overflow="fold"), show_header=False)
     table.add_row("size", f"{artifact.stat().st_size:,} bytes")
     for kind, tensors in (("input", audit.inputs), ("output", audit.outputs)):
         for tensor in tensors:

@@ -31,7 +31,7 @@ from quarl_tf.evaluation.bench import bench
 from quarl_tf.evaluation.blame import blame
 from quarl_tf.export import boards, c_source
 from quarl_tf.export.adopt import adopt
-from quarl_tf.export.ptq import float_policy, quantize
+from quarl_tf.export.ptq import float_policy, quantize, require_source
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.display import progress_bar, spinner
 from quarl_tf.foundation.errors import GateError, QuarlError, UsageError, one_line
@@ -119,7 +119,7 @@ def _run(args: Namespace) -> None:
     names_layers = any(Scheme.parse(scheme).single_layers for scheme in schemes)
     if names_layers and not state.is_trained(workspace, run.run_id):
         _check_network(run, preset, schemes)
-    if state.is_kept(workspace, run, preset):
+    if is_kept := state.is_kept(workspace, run, preset):
         folder = workspace.artifact_dir(run.run_id)
         _say(f"kept      {folder}  (trained elsewhere; --root DIR trains it anew)")
     else:
@@ -129,6 +129,8 @@ def _run(args: Namespace) -> None:
         statuses = {workspace.artifact(run.run_id, s): find(workspace, run, s) for s in schemes}
         for path, status in statuses.items():
             if status.sidecar is None or not (path.exists() or _stands(args, run, path)):
+                if is_kept:
+                    require_source(workspace, run, Scheme.parse(path.stem))
                 _say(f"export   {path}")
         for path, status in statuses.items():
             if status.evaluation is None:
@@ -221,9 +223,14 @@ def _adopt(args: Namespace) -> None:
 
 def _quantize(args: Namespace) -> None:
     (artifact,) = _artifacts(args, [args.artifact])
+    target = artifact.with_name(f"{args.scheme}.tflite")
+    former = target.stat().st_mtime_ns if target.exists() else None
     with spinner("quantize"):
         path = quantize(artifact, Scheme.parse(args.scheme), args.observations)
-    _say(f"quantised {path}{summary.check_text(path)}")
+    kept = path.stat().st_mtime_ns == former
+    _say(f"{'kept     ' if kept else 'quantised'} {path}{summary.check_text(path)}")
+    if kept:
+        _say("          delete it to make it anew, by this version's recipe")
 
 
 def _evaluate(args: Namespace) -> None:
@@ -690,7 +697,7 @@ def _evaluate_all(
     shown = artifacts if shown is None else shown
     for folder in dict.fromkeys(path.parent for path in shown):
         siblings = [path for path in shown if path.parent == folder]
-        _console.print(summary.results_table(siblings, args))
+        _console.print(summary.results_table(siblings, args, _console.width))
         for note in summary.notes(siblings[0], args):
             _console.print(note, markup=False)
 

@@ -18,7 +18,7 @@ from quarl_tf.evaluation.compare import Comparison, compare
 from quarl_tf.foundation.errors import QuarlError, UsageError, unknown
 from quarl_tf.foundation.files import sha256, write_bytes
 from quarl_tf.runtime import POLICIES
-from quarl_tf.spec import DEFAULT_MARGIN_PERCENT, GREEDY, REFERENCE, Chance, Run
+from quarl_tf.spec import ADOPTED, DEFAULT_MARGIN_PERCENT, GREEDY, REFERENCE, Chance, Run
 from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.state import sources
 from quarl_tf.store.workspace import (
@@ -170,9 +170,10 @@ def find(name: str, models: Path) -> Entry:
 def _candidates(name: str, models: Path) -> list[Entry]:
     """Return the best policy of a name, or all adopted ones; a QuarlError if no file is kept."""
     pattern = glob.escape(name)
-    kept = [entry for entry in entries(models, pattern) if entry.artifact.exists()]
-    if kept and kept[0].run.adopted:
-        return kept
+    if name.split("/")[1:2] == [ADOPTED]:
+        kept = [entry for entry in entries(models, pattern) if entry.artifact.exists()]
+        if kept:
+            return kept
     found = [entry for folder in (models, POLICIES) for entry in shelf(folder, pattern)]
     if not found:
         # The repository's shelf has an index.

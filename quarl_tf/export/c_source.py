@@ -71,9 +71,10 @@ def write(artifact: Path, *, fixed: bool = False) -> str:
     tag = sidecar.sha256[:8] + "_fixed" * fixed
     names.update(algo=sidecar.run["algo"], stem=artifact.stem, tag=tag)
     note = "-std=c99 or -ffp-contract=off keep the same floats, except on x87."
+    caution = " NaN counts as one\n * end of its number's range, so check sensors before."
     if fixed:
-        note = "int32_t numbers are Q16.16: 65536 is 1."
-    names.update(type=writer.observation_type, number=writer.number, numbers=note)
+        note, caution = "int32_t numbers are Q16.16: 65536 is 1.", ""
+    names.update(type=writer.observation_type, number=writer.number, numbers=note, caution=caution)
     names.update(observation_size=math.prod(source.shape), head_size=math.prod(head.shape))
     discrete = sidecar.num_actions is not None
     names["act"] = _template("discrete.c" if discrete else "continuous.c").substitute(names).strip()

@@ -214,13 +214,18 @@ def export(workspace: Workspace, run: Run, scheme: Scheme) -> None:
 
     A QuarlError where that is not here, or the scheme needs the training.
     """
+    quantize(require_source(workspace, run, scheme), scheme)
+
+
+def require_source(workspace: Workspace, run: Run, scheme: Scheme) -> Path:
+    """Return the float flatbuffer that a scheme of a run is made of; a QuarlError if it lacks."""
     if found := sources(workspace.artifact(run.run_id, scheme.name)):
-        quantize(found[0], scheme)
-        return
+        return found[0]
     if not run.adopted:
         raise QuarlError(
             f"{scheme.name} is made by a training, or of a float file, which is not here; make it "
-            f"elsewhere ({run.commands(scheme.name)}). Received: run={run.run_id!r}"
+            f"elsewhere ({run.commands(scheme.name)}), or delete "
+            f"{workspace.artifact_dir(run.run_id)} and train here. Received: run={run.run_id!r}"
         )
     raise QuarlError(
         f"The {REFERENCE} of an adopted run is the file it was adopted from; adopt it "

@@ -134,7 +134,8 @@ def _sidecar(source: Source, run_id: str) -> Sidecar:
     if sidecar is None:
         raise QuarlError(
             "There are no flatbuffers of this run; make them with "
-            f"`{workspace.command(f'quarl export {run_id}')}`. Received: run={run_id!r}"
+            f"`{workspace.command(f'quarl export {run_id}')}`, or name the folder of the run "
+            f"(--root DIR). Received: run={run_id!r} in {workspace.root.resolve()}"
         )
     run = Run.from_dict(sidecar.run)
     # First, as the error below names a command that would be refused.

@@ -151,7 +151,8 @@ class Policy:
         if self.sidecar.action_std is not None:
             return self._std * random.standard_normal(self._size, np.float32)
         raise UsageError(
-            "This policy is no distribution to sample actions from; leave out --sample. Received: "
+            "This policy is no distribution to sample actions from; take its best ones (`act`, or "
+            "without --sample). Received: "
             f"run_id={self.sidecar.run_id!r}, head={self.sidecar.head!r}, action_std=None"
         )
 

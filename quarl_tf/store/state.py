@@ -94,7 +94,9 @@ def _exported(workspace: Workspace, run: Run, scheme: str, record: TrainingRecor
     """Return whether a valid flatbuffer is there, with its sidecar, else the status before it."""
     artifact = workspace.artifact(run.run_id, scheme)
     trained = record is not None or is_trained(workspace, run.run_id)
-    previous = State.TRAINED if trained else State.MISSING
+    # Without its training, as in a clone, a flatbuffer is made of a float one.
+    can_be_made = trained and (is_begun(workspace, run.run_id) or sources(artifact))
+    previous = State.TRAINED if can_be_made else State.MISSING
     exists = artifact.exists()
     if not sidecar_path(artifact).exists() or not (exists or is_evaluated(artifact)):
         return Status(previous, "was not exported" if trained else "was not trained")
@@ -226,6 +228,7 @@ def training_record(workspace: Workspace, run_id: str) -> TrainingRecord:
         require_same_run(folder, record.run_id)
         return record
     reason, remedy = "does not exist", "train it first (quarl train --algo … --env … --seed …)"
+    remedy += ", or give its --root"
     if run_id.startswith(f"{ADOPTED}-"):
         reason = "is not here"
         remedy = "adopt it first (quarl adopt FILE --env … --head …), or give its --root"

@@ -314,7 +314,8 @@ def test_published_results_are_kept(finished: Workspace, tmp_path: Path, capsys:
     # A result stands without its file, a missing one is made of fp32.
     assert [path.exists() for path in copies] == [False, True]
     assert evaluation_path(copies[1]).exists()
-    assert "run='dqn-C" in refusal(capsys, *words, "dynamic_int8", code=1)
+    for options in (["dynamic_int8"], ["dynamic_int8", "--dry-run"]):
+        assert "run='dqn-C" in refusal(capsys, *words, *options, code=1)
     assert not (tmp_path / "runs" / RUN_ID / "run.json").exists()
     words = ("export", RUN_ID, *task[-2:], "--schemes", "dynamic_int8")
     assert "--schemes dynamic_int8 --root DIR" in refusal(capsys, *words, code=1)

@@ -52,7 +52,9 @@ def test_a_file_becomes_a_run_that_is_quantised_and_reported(file: Path, capsys:
         assert len(Evaluation.load(evaluation_path(FOLDER / f"{scheme}.tflite")).seeds) == 5
     assert Sidecar.load(FOLDER / "fp32.json").check["observations"] > 100
     assert main(["export", RUN, "--schemes", "fp32,ptq_w3"]) == 0  # As for any other run.
-    assert main(["quantize", str(FOLDER / "fp32.tflite"), "--scheme", "ptq_w2"]) == 0
+    words = "quantize", str(FOLDER / "fp32.tflite"), "--scheme", "ptq_w2"
+    assert "\nquantised " in printed(capsys, *words)
+    assert printed(capsys, *words).startswith("kept ")
     assert main(["evaluate", "CartPole-v1/adopted/ptq_w3", "--episodes", "5"]) == 0
     assert RUN in printed(capsys, "list")
     assert main(["report", RUN]) == 0

@@ -39,7 +39,7 @@ def test_files_are_timed_in_turns(tmp_path: Path, capsys: Capsys, monkeypatch: P
     # Nothing was timed for the other.
     order = [path for (path, *_), _ in loaded.call_args_list if path in (CART_POLE, CAR)]
     assert order == [CART_POLE, CAR, *[CART_POLE, CART_POLE, CAR, CAR] * 5]
-    assert all(text in output for text in ("threads: 1", "threads: 2", "as C", str(target)))
+    assert all(text in output for text in ("1 thread", "2 threads", "as C", str(target)))
     measurements = json.loads(target.read_text())
     assert measurements["calls"] == 20
     assert measurements["spread"] >= 1

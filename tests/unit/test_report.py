@@ -323,11 +323,15 @@ def test_the_terminal_warns_of_what_is_like_chance_and_shows_digits(workspace: W
     assert run.run_id in "".join(summary.notes(artifacts[1], args))
     for scheme, value in (("fp32", -0.82), ("int8", -0.8177)):
         evaluate(workspace, run, scheme, [value] * EPISODES)
-    table = summary.results_table(artifacts, args)
+    title, table, caption = summary.results_table(artifacts, args, 130).renderables
+    assert run.run_id in str(title)
     cells = {column.header: list(column.cells) for column in table.columns}
     assert cells["return"] == ["-0.8200", "-0.8177"]
-    assert f"timed on {EVALUATION.processor}" in str(table.caption)
+    assert f"timed on {EVALUATION.processor}" in str(caption)
     assert cells["difference [95 %]"][1].startswith("+0.0023")
+    # A narrow terminal has no room for sizes and latencies.
+    _, table = summary.results_table(artifacts, args, 60).renderables
+    assert {*cells} - {column.header for column in table.columns} == {"bytes", "act µs"}
 
 
 def test_all_are_compared_on_the_episodes_that_all_have(workspace: Workspace) -> None:

@@ -25,8 +25,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
-/* The network's output for one observation as the environment gives it. NaN is not refused: it
- * counts as one end of its number's range, so check sensors before. */
+/* The network's output for one observation as the environment gives it.$caution */
 void policy_head(const $type *observation, $number *head);
 /* The greedy action: the first of the best, or each number within its bounds. */
 $prototype;
