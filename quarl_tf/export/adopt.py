@@ -70,6 +70,9 @@ def adopt(
     spec = environments.env_spec(env_id)
     environments.require_seeded(env_id)
     require_known(f"head of a policy for {env_id}", head, _HEADS[spec.num_actions is not None])
+    overrides = {"name": "unknown" if name is None else name, "head": head}
+    run = Run(ADOPTED, env_id, seed, overrides, modules=tuple(modules))
+    require_possible(run, schemes)
     if file.suffix in _KERAS or file.is_dir():
         crash = f"TensorFlow crashed on the model; save it again. Received: {file}"
         shape, dtype = spec.observation_shape, spec.observation_dtype
@@ -85,9 +88,8 @@ def adopt(
         with flatbuffer.understood():
             content = in_float32(content)
     facts = described(content)
-    overrides = {"name": facts["sha256"][:12] if name is None else name, "head": head}
-    run = Run(ADOPTED, env_id, seed, overrides, modules=tuple(modules))
-    require_possible(run, schemes)
+    if name is None:
+        run = replace(run, overrides=overrides | {"name": facts["sha256"][:12]})
     sidecar = _checked_sidecar(_described_run(run, spec, facts), fields, source)
     target = workspace.artifact(run.run_id, REFERENCE)
     _require_same(target, sidecar)
