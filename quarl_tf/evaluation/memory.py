@@ -4,49 +4,68 @@
 """
 
 import gc
+import math
 import os
 import subprocess
 import sys
-from collections import defaultdict
+from operator import itemgetter
 from pathlib import Path
 
-from ai_edge_litert.interpreter import Interpreter, OpResolverType
+from ai_edge_litert.interpreter import Interpreter
 
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.provenance import import_path
 from quarl_tf.runtime import flatbuffer
+
+_ALIGNMENT = 64  #: Of tensors in the arena, in bytes.
 
 
 def measure(path: Path) -> dict[str, int]:
     """Return the bytes of a flatbuffer's "weights", of its "file", its "arena" and a "process"."""
     content = flatbuffer.read(path)
     weights = flatbuffer.audit(content).weight_dtypes
-    process = process_bytes(path)  # First: it refuses what LiteRT cannot run.
     return {
         "weights": sum(flatbuffer.byte_size(dtype, n) for dtype, n in weights.items()),
         "file": len(content),
         "arena": arena_bytes(content),
-        "process": process,
+        "process": process_bytes(path),
     }
 
 
-def arena_bytes(content: bytes) -> int:
-    """Return the bytes of the runtime's arenas, which hold computed tensors.
+def arena_bytes(source: Path | bytes) -> int:
+    """Return the bytes of the runtime's arena, which holds computed tensors.
 
-    They are those of the reference kernels: others may need more scratch memory, and that of
-    delegates such as XNNPACK is in `process_bytes`.
+    This follows LiteRT's planner for the main graph: a tensor takes memory from the operator that
+    computes it to the last that uses it; the largest are placed first, each in the smallest gap
+    that fits. The real arena may be smaller, where an operator overwrites its input, or larger by
+    the scratch memory of operators; that of delegates such as XNNPACK is in `process_bytes`.
     """
-    graph, resolver = flatbuffer.parsed(content)[0], OpResolverType.BUILTIN_REF
-    interpreter = Interpreter(model_content=content, experimental_op_resolver_type=resolver)
-    interpreter.allocate_tensors()
-    sources, arenas = flatbuffer.dequantized(graph), defaultdict[bool, list[int]](list)
-    for i in {*graph.inputs, *(i for operator in graph.operators for i in operator.outputs)}:
-        # Dequantised constants stay, in an arena of their own.
-        is_constant = i in sources and graph.tensors[sources[i]].data is not None
-        view = interpreter.tensor(i)()
-        start = view.__array_interface__["data"][0]
-        arenas[is_constant] += start, start + view.nbytes
-    return sum(max(ends) - min(ends) for ends in arenas.values())
+    graph = flatbuffer.parsed(source)[0]
+    end = len(graph.operators) - 1
+    # Inputs are written before the first operator; inputs and outputs are read after the last one.
+    starts, last_uses = dict.fromkeys(graph.inputs, 0), dict[int, int]()
+    for number, operator in enumerate(graph.operators):
+        starts.update({i: number for i in operator.outputs if i not in starts})
+        last_uses.update(dict.fromkeys(operator.inputs, number))
+    last_uses.update(dict.fromkeys((*graph.inputs, *graph.outputs), end))
+    tensors = []
+    for i, first in starts.items():
+        tensor, last = graph.tensors[i], last_uses.get(i, end)  # An unused one is never freed.
+        if tensor.data is None:
+            size = flatbuffer.byte_size(tensor.dtype, math.prod(tensor.shape))
+            # Those that are there all the time come first, in order.
+            rank = (-math.inf, 0) if (first, last) == (0, end) else (-size, first)
+            tensors.append((rank, size, first, last))
+    placed: list[tuple[int, int, int, int]] = []
+    for _, size, first, last in sorted(tensors, key=itemgetter(0)):
+        gaps, end = [], 0  # Between tensors that are alive at the same time, and behind them.
+        for start, length, begin, finish in sorted(placed):
+            if begin <= last and first <= finish:
+                if end + size <= start:
+                    gaps.append((start - end, end))
+                end = max(end, -(-(start + length) // _ALIGNMENT) * _ALIGNMENT)
+        placed.append((min(gaps)[1] if gaps else end, size, first, last))
+    return max((start + size for start, size, *_ in placed), default=0)
 
 
 def process_bytes(path: Path) -> int:
