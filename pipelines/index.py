@@ -30,16 +30,15 @@ def index(models: Path) -> Path:
 
 
 def _row(entry: Entry) -> list[str]:
-    sidecar, found = entry.sidecar, entry.comparison()
-    fp32 = None if found is None or found.verdict == "reference" else found.reference_mean
+    sidecar, outcome = entry.sidecar, entry.outcome()
     size = f"{sidecar.size_bytes / 1000:,.1f}" if sidecar.native else "simulated"
     return [
         *(entry.run.env_id, entry.run.algo, sidecar.scheme, entry.artifact.parent.name),
-        _number(found and found.episodes, ","),
-        _number(found and found.returns.mean, ",.1f"),
-        _number(fp32, ",.1f"),
-        _number(found and found.reward_error_percent, "z.2f"),
-        found.verdict if found else "",
+        _number(outcome.episodes, ","),
+        _number(outcome.mean_return, ",.1f"),
+        _number(outcome.reference_mean, ",.1f"),
+        _number(outcome.error_percent, "z.2f"),
+        outcome.verdict or "",
         size if entry.artifact.exists() or not sidecar.native else f"({size})",
         f"`{sidecar.sha256[:12]}`",
         f"`{entry.command()}`",

@@ -375,16 +375,15 @@ def card(native: Entry, found: list[Entry]) -> str:
 
 
 def _card_row(entry: Entry) -> list[str]:
-    sidecar, found = entry.sidecar, entry.comparison()
-    fp32 = None if found is None or found.verdict == "reference" else found.reference_mean
+    sidecar, outcome = entry.sidecar, entry.outcome()
     return [
         f"`{sidecar.scheme}`",
-        found.verdict if found else DASH,
+        outcome.verdict or DASH,
         entry.artifact.parent.name,
         f"`{sidecar.sha256[:12]}`",
-        number_text(found and found.returns.mean),
-        number_text(fp32),
-        percent(found and found.reward_error_percent),
+        number_text(outcome.mean_return),
+        number_text(outcome.reference_mean),
+        percent(outcome.error_percent),
         size(sidecar.size_bytes) if sidecar.native else "simulated",
     ]
 

@@ -19,7 +19,7 @@ from quarl_tf.cli.doctor import Finding
 from quarl_tf.evaluation import compare
 from quarl_tf.evaluation.blame import Blame
 from quarl_tf.evaluation.compare import Comparison, Interval
-from quarl_tf.evaluation.shelf import Entry
+from quarl_tf.evaluation.shelf import Entry, Outcome
 from quarl_tf.export.boards import Fit
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.errors import GateError, QuarlError, UsageError
@@ -170,18 +170,16 @@ def shelf_table(entries: Sequence[Entry]) -> Table:
     first, numbers = Column("policy", no_wrap=True), map(_right, ("return", "fp32", "error"))
     table = _plain(first, "run", *numbers, "verdict", _right("bytes"))
     for entry in entries:
-        found = None
+        outcome = Outcome()
         with suppress(QuarlError):  # A damaged evaluation hides no other policy.
-            found = entry.comparison()
-        percent = found and found.reward_error_percent
-        fp32 = None if found is None or found.verdict == "reference" else found.reference_mean
+            outcome = entry.outcome()
+        returns = (outcome.mean_return, outcome.reference_mean)
         table.add_row(
             entry.name,
             entry.artifact.parent.name,
-            "" if found is None else f"{found.returns.mean:,.1f}",
-            "" if fp32 is None else f"{fp32:,.1f}",
-            "" if percent is None else f"{percent:z.2f} %",
-            "" if found is None else found.verdict,
+            *("" if value is None else f"{value:,.1f}" for value in returns),
+            "" if outcome.error_percent is None else f"{outcome.error_percent:z.2f} %",
+            outcome.verdict or "",
             f"{entry.sidecar.size_bytes:,}" if entry.sidecar.native else "simulated",
         )
     return table
@@ -201,11 +199,13 @@ def _row(
 ) -> dict[str, str]:
     latency = (evaluation.latency_us or {}).get("median")
     returns = comparison.returns if comparison else compare.mean_return(evaluation)
-    error, difference = "", ""
-    if comparison is not None and comparison.scheme != REFERENCE:
+    error, difference, verdict = "", "", "no fp32 to compare with"
+    if comparison is not None and comparison.scheme == REFERENCE:
+        verdict = "reference"
+    elif comparison is not None:
         percent = comparison.reward_error_percent
         error = "undefined" if percent is None else f"{percent:+.2f} %"
-        difference = _difference_text(comparison.difference, digits)
+        difference, verdict = _difference_text(comparison.difference, digits), comparison.verdict
     return {
         "scheme": sidecar.scheme,
         "bytes": f"{sidecar.size_bytes:,}" if sidecar.native else "simulated",
@@ -216,7 +216,7 @@ def _row(
         "[95 %]": _limits_text(returns, digits),
         "error": error,
         "difference [95 %]": difference,
-        "verdict": comparison.verdict if comparison else "no fp32 to compare with",
+        "verdict": verdict,
     }
 
 

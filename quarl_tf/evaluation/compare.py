@@ -23,9 +23,7 @@ from quarl_tf.foundation.kinds import Kind
 from quarl_tf.spec import DEFAULT_MARGIN_PERCENT
 from quarl_tf.store.records import Evaluation
 
-Verdict = Literal[
-    "gain", "within margin", "no difference seen", "loss", "inconclusive", "reference"
-]
+Verdict = Literal["gain", "within margin", "no difference seen", "loss", "inconclusive"]
 
 UNSEEN: Verdict = "no difference seen"
 INCONCLUSIVE: Verdict = "inconclusive"

@@ -7,7 +7,6 @@ import contextlib
 import csv
 import glob
 import math
-from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from shlex import quote
@@ -31,6 +30,19 @@ from quarl_tf.store.workspace import (
 
 #: The pattern of all names.
 _ANY = "*/*/*"
+
+
+class Outcome(NamedTuple):
+    """What an evaluation tells, None where it is unknown.
+
+    Compared with fp32, returns are means over the episodes that both played.
+    """
+
+    episodes: int | None = None
+    mean_return: float | None = None
+    reference_mean: float | None = None
+    error_percent: float | None = None
+    verdict: str | None = None
 
 
 class Entry(NamedTuple):
@@ -64,10 +76,7 @@ class Entry(NamedTuple):
         chance: Chance = GREEDY,
         episodes: int | None = None,
     ) -> Comparison | None:
-        """Compare it with its fp32 by the first episodes of both; None if those differ.
-
-        An fp32 has the verdict "reference" and no error.
-        """
+        """Compare it with its fp32 by the first episodes of both; None if those differ."""
         fp32, scheme = reference_path(self.artifact, self.sidecar), self.evaluation(chance)
         path, fp32_sidecar = evaluation_path(fp32, chance), sidecar_path(fp32)
         if scheme is None or not path.exists():
@@ -85,12 +94,27 @@ class Entry(NamedTuple):
         pair = reference.first(count), scheme.first(count)
         played = [(one.seeds, one.protocol) for one in pair]
         alike = played[0] == played[1] and scheme.shares_environment(reference)
-        if not alike:
-            return None
-        comparison = compare(*pair, None, margin_percent)
-        if self.sidecar.scheme == REFERENCE:
-            return replace(comparison, verdict="reference", reward_error_percent=None)
-        return comparison
+        return compare(*pair, None, margin_percent) if alike else None
+
+    def outcome(self) -> Outcome:
+        """Return what its greedy evaluation tells."""
+        evaluation, is_reference = self.evaluation(), self.sidecar.scheme == REFERENCE
+        if evaluation is None:
+            return Outcome()
+        comparison = None
+        if not is_reference:
+            with contextlib.suppress(QuarlError):  # A damaged evaluation of fp32.
+                comparison = self.comparison()
+        if comparison is None:
+            verdict = "reference" if is_reference else None
+            return Outcome(len(evaluation.seeds), fmean(evaluation.returns), verdict=verdict)
+        return Outcome(
+            comparison.episodes,
+            comparison.returns.mean,
+            comparison.reference_mean,
+            comparison.reward_error_percent,
+            comparison.verdict,
+        )
 
     def command(self) -> str:
         """Return the command that plays it or, if the file is not kept, makes it."""
