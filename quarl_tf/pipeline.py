@@ -156,7 +156,8 @@ def evaluate(
     same bytes, rules, environment and reference the first episodes are returned if it has as many.
     If not, it is continued where it has ten, the processor and the packages are the same, and these
     tell the environment's code; else all are played. After some seconds `jobs` processes play, but
-    for greedy games and environments of one's own. `update` is called with the episodes done and
+    for greedy games and environments of one's own; a script then has to begin with
+    `if __name__ == "__main__"`. `update` is called with the episodes done and
     all.
 
     Raises:

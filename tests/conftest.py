@@ -171,7 +171,7 @@ def kept_pool() -> Iterator[None]:
             raise QuarlError(crash) from error
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(adopt, "processes", SimpleNamespace(in_turn=kept))
+        patch.setattr(adopt, "processes", SimpleNamespace(outcomes=kept))
         yield
     for pool in pools:
         pool.shutdown()

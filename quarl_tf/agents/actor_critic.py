@@ -64,13 +64,18 @@ class ActorCritic(OnPolicyAgent):
         if isinstance(preset, A2cPreset):
             self._optimizer = tf_agents.rmsprop(preset, self._trained)
         else:
-            settings = {"epsilon": 1e-5, "global_clipnorm": preset.gradient_clip}
-            rate = preset.learning_rate
-            self._optimizer = tf_agents.adam(rate, preset, self._trained, **settings)
+            self._optimizer = tf_agents.adam(
+                preset.learning_rate,
+                preset,
+                self._trained,
+                epsilon=1e-5,
+                global_clipnorm=preset.gradient_clip,
+            )
 
     def _take(self, network: keras.Model) -> None:
-        self._policy = network
+        """Continue with this policy network."""
         if not self._preset.architecture.convolutions:
+            self._policy = network
             self._use(network, network, self._value)
             return
         head, output_layer = network.get_layer("head"), network.layers[-1]

@@ -36,9 +36,13 @@ class PqnAgent(OnPolicyAgent):
         super().__init__(spec, preset, seed)
         network = prepare(build_network(spec, preset, seed))
         self._use(network, network)
-        settings = {"epsilon": 1e-5, "global_clipnorm": preset.gradient_clip}
-        rate = preset.learning_rate
-        self._optimizer = tf_agents.adam(rate, preset, self._trained, **settings)
+        self._optimizer = tf_agents.adam(
+            preset.learning_rate,
+            preset,
+            self._trained,
+            epsilon=1e-5,
+            global_clipnorm=preset.gradient_clip,
+        )
 
     def change_network(self, change: Change) -> None:
         """Replace the network by the result of `change`."""

@@ -44,6 +44,7 @@ class Replay:
         # Of stacked frames, the newest of each.
         observation = spec.observation_shape[:-1] if self._depth > 1 else spec.observation_shape
         action = () if spec.num_actions else (spec.action_size,)
+        #: In the order of `add`.
         self._rings: dict[str, npt.NDArray[Any]] = {
             "observations": np.zeros((*shape, *observation), spec.observation_dtype),
             "actions": np.zeros((*shape, *action), np.int32 if spec.num_actions else np.float32),

@@ -50,7 +50,8 @@ def results_table(artifacts: Sequence[Path], args: Namespace, width: int) -> Gro
     results = zip(policies, evaluations, comparisons, strict=True)
     rows = [_row(policy.sidecar, played, compared, digits) for policy, played, compared in results]
     names = [*rows[0]]
-    if sum(2 + max(len(row[name]) for row in (*rows, {name: name})) for name in names) > width:
+    widths = [max(len(text) for text in (name, *(row[name] for row in rows))) for name in names]
+    if sum(widths) + len(names) > width:
         names = [name for name in names if name != "bytes" and "µs" not in name]
     table = _plain()
     for name in names:
@@ -72,8 +73,8 @@ def bench_table(measurements: Mapping[str, Any]) -> Table:
     ways = dict.fromkeys(way for row in measurements["artifacts"] for way in row["latency_us"])
     columns = ["as C" if way == "C" else f"{way} thread{'s' * (way != '1')}" for way in ways]
     columns += ["load ms", "bytes", "arena", "process"]
-    runs, title = {row["run_id"] for row in measurements["artifacts"]}, "µs of one call: "
-    title += "median, 95 %, 99 %" + f"; {escape(min(runs))}" * (len(runs) == 1)
+    runs, title = {row["run_id"] for row in measurements["artifacts"]}, "µs of one call"
+    title += ": median, 95 %, 99 %" if len(runs) > 1 else f" of {escape(*runs)}: median, 95 %, 99 %"
     first = Column("file", overflow="fold", min_width=6)
     table = _plain(first, *map(_right, columns), title=title, title_justify="left")
     for row in measurements["artifacts"]:

@@ -223,14 +223,15 @@ def _adopt(args: Namespace) -> None:
 
 def _quantize(args: Namespace) -> None:
     (artifact,) = _artifacts(args, [args.artifact])
-    target = artifact.with_name(f"{args.scheme}.tflite")
+    scheme = Scheme.parse(args.scheme)
+    target = artifact.with_name(f"{scheme.name}.tflite")
     former = target.stat().st_mtime_ns if target.exists() else None
     with spinner("quantize"):
-        path = quantize(artifact, Scheme.parse(args.scheme), args.observations)
+        path = quantize(artifact, scheme, args.observations)
     kept = path.stat().st_mtime_ns == former
     _say(f"{'kept     ' if kept else 'quantised'} {path}{summary.check_text(path)}")
-    if kept:
-        _say("          delete it to make it anew, by this version's recipe")
+    if kept and Policy.load(path).sidecar.sources != provenance.sources():
+        _say("          made by another version; delete it to make it anew")
 
 
 def _evaluate(args: Namespace) -> None:

@@ -77,9 +77,10 @@ def evaluate(
             f"Received: {reference} of another network than {sidecar.scheme}"
         )
     facts = {name: getattr(begun, name) for name in _ONCE} if begun else dict[str, Any]()
-    # A greedy game has 30 starts, which are played once each; what was saved would play them again.
+    # A greedy game has 30 starts, each played once: another process would play them again.
     at_once = chance == GREEDY and environments.rules(sidecar.env_id) is not None
-    jobs = 1 if at_once or not registry.is_versioned(sidecar.env_id) else jobs
+    own = bool(sidecar.run.get("modules")) or not registry.is_versioned(sidecar.env_id)
+    jobs = 1 if at_once or own else jobs
     saved_at = time.monotonic()
     episodes: list[Episode] = []
 
@@ -248,18 +249,22 @@ class _Player:
 def _play_all(
     player: _Player, artifact: Path, seeds: Sequence[int], known: Sequence[Episode], jobs: int
 ) -> Generator[Episode, None, None]:
-    """Play the episodes of an evaluation but the `known` first ones, the last ones in processes."""
+    """Yield the episodes of an evaluation; the `known` first ones are not played again.
+
+    The last ones are played in processes.
+    """
     begun_at = time.monotonic()
     for number, seed in enumerate(seeds):
         alone = time.monotonic() - begun_at < _SECONDS_ALONE
-        if jobs > 1 and number >= max(len(known), AGREEMENT_EPISODES) and not alone:
-            jobs, rest = min(jobs, len(seeds) - number), (artifact, player.policy.sidecar)
-            shares = [(*rest, player.chance, seeds[number + i :: jobs]) for i in range(jobs)]
+        may_share = number >= max(len(known), AGREEMENT_EPISODES) and len(seeds) - number >= jobs
+        if jobs > 1 and may_share and not alone:
+            what = artifact, player.policy.sidecar, player.chance
+            shares = [(*what, seeds[number + first :: jobs]) for first in range(jobs)]
             crash = (
                 "A process that played episodes was killed; evaluate again, with fewer if memory "
                 f"is short. Received: --jobs {jobs}"
             )
-            yield from processes.in_turn(_play_share, shares, crash)
+            yield from processes.outcomes(_play_share, shares, crash)
             return
         yield player.play(seed, known[number] if number < len(known) else None)
 

@@ -70,13 +70,14 @@ def adopt(
     spec = environments.env_spec(env_id)
     environments.require_seeded(env_id)
     require_known(f"head of a policy for {env_id}", head, _HEADS[spec.num_actions is not None])
+    # What is refused needs no model; its name may follow from the bytes below.
     overrides = {"name": "unknown" if name is None else name, "head": head}
     run = Run(ADOPTED, env_id, seed, overrides, modules=tuple(modules))
     require_possible(run, schemes)
     if file.suffix in _KERAS or file.is_dir():
         crash = f"TensorFlow crashed on the model; save it again. Received: {file}"
         shape, dtype = spec.observation_shape, spec.observation_dtype
-        content = next(processes.in_turn(_converted_model, [(file, shape, dtype)], crash))
+        (content,) = processes.outcomes(_converted_model, [(file, shape, dtype)], crash)
         audit = flatbuffer.audit(content)
     else:
         content, audit = flatbuffer.read(file), flatbuffer.audit(file)  # Errors name the file.
@@ -98,7 +99,7 @@ def adopt(
         "flatbuffer again, or give the process more memory. "
         f"Received: {len(content)} bytes, sha256={sidecar.sha256!r}"
     )
-    check = next(processes.in_turn(_play, [(content, sidecar, modules)], crash))
+    (check,) = processes.outcomes(_play, [(content, sidecar, modules)], crash)
     write_artifact(target, content, replace(sidecar, check=check))
     return run
 

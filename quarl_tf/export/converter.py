@@ -68,9 +68,13 @@ def stock_int8(content: bytes, observations: NDArray[Any]) -> bytes:
 def _of_floats(content: bytes) -> bytes:
     """Return a flatbuffer whose observation is in floats, also where it was in bytes."""
     graph = Graph(content)
+    if graph.takes_floats:
+        return content
     (source,) = graph.inputs
     for operator in graph.operators:
-        casts = (graph.path(index, ["CAST"]) for index in operator.inputs)
-        operator.inputs = [source if path[1:] == [source] else path[0] for path in casts]
+        for position, index in enumerate(operator.inputs):
+            is_float = index >= 0 and graph.tensors[index].type == FLOAT32
+            if is_float and graph.path(index, ["CAST"])[1:] == [source]:
+                operator.inputs[position] = source
     graph.tensors[source].type = FLOAT32
     return graph.pack()

@@ -1,8 +1,10 @@
-"""Work in processes of its own."""
+"""Work in processes of their own."""
 
 import os
+import pickle
 import signal
 import threading
+import traceback
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from itertools import cycle
@@ -12,12 +14,12 @@ from typing import Any
 from quarl_tf.foundation.errors import QuarlError
 
 
-def in_turn(
+def outcomes(
     work: Callable[..., Iterable[Any]], shares: Sequence[Sequence[Any]], crash: str
 ) -> Generator[Any, None, None]:
-    """Work in a process for each share of arguments; yield their outcomes in turn.
+    """Do the work in a process for each tuple of arguments; yield their outcomes in turn.
 
-    The outcomes end where the next process has none. An exception of the work is raised here, and a
+    They end where the next process has none. An exception of the work is raised here, and a
     QuarlError with the message `crash` where a process is killed.
     """
     # Forked processes would have locks of threads that they lack.
@@ -29,30 +31,34 @@ def in_turn(
         try:
             for arguments in shares:
                 receiver, sender = context.Pipe(duplex=False)
-                words = (sender, work, arguments)
-                processes.append(context.Process(target=_send, args=words, daemon=True))
-                processes[-1].start()
+                process = context.Process(target=_send, args=(sender, work, arguments))
+                process.start()
+                processes.append(process)
                 receivers.append(receiver)
                 sender.close()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for receiver in cycle(receivers):
-            message = receiver.recv()
+            try:
+                message = receiver.recv()
+            except (EOFError, OSError) as error:
+                raise QuarlError(crash) from error
             if message is None:
                 return
             if isinstance(message, Exception):
                 raise message
             yield message[0]
-    except EOFError as error:
-        raise QuarlError(crash) from error
     finally:
         for process in processes:
             process.kill()
+        for process in processes:
+            process.join()
 
 
 def _send(sender: Any, work: Callable[..., Iterable[Any]], arguments: Sequence[Any]) -> None:
     """Send the outcomes of work, then None, or the exception that ends it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent, interrupted, kills this process.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with suppress(BrokenPipeError):
         try:
@@ -60,7 +66,18 @@ def _send(sender: Any, work: Callable[..., Iterable[Any]], arguments: Sequence[A
                 sender.send((outcome,))
             sender.send(None)
         except Exception as error:
-            sender.send(error)
+            sender.send(_portable(error))
+
+
+def _portable(error: Exception) -> Exception:
+    """Return an exception that can be sent; others than of this package have their traceback."""
+    if not isinstance(error, QuarlError):
+        error.add_note(traceback.format_exc())
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(traceback.format_exc())
+    return error
 
 
 def _end_with_parent() -> None:

@@ -9,9 +9,9 @@ import numpy.typing as npt
 from quarl_tf.environments import EnvSpec
 from quarl_tf.foundation.keras import keras
 from quarl_tf.networks.layers import unwrap
-from quarl_tf.spec.architectures import LEAST_DEVIATION
 
 _GROWTH = 1.01  #: Of the number of observations, after which networks' statistics are updated.
+_LEAST_DEVIATION = 1e-2  #: By which features are normalised that hardly vary.
 
 
 class RunningStatistics:
@@ -54,7 +54,7 @@ class RunningStatistics:
         self._applied_count = self.count
         deviation = np.sqrt(self.squares / max(self.count, 1.0))
         mean = self.mean.astype(np.float32)
-        scale = (1.0 / np.maximum(deviation, LEAST_DEVIATION)).astype(np.float32)
+        scale = (1.0 / np.maximum(deviation, _LEAST_DEVIATION)).astype(np.float32)
         for network in networks:
             layer = unwrap(network.get_layer("normalizer"))
             layer.mean.assign(mean)

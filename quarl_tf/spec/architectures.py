@@ -5,9 +5,6 @@ from typing import NamedTuple
 
 from quarl_tf.foundation.errors import require_known
 
-#: Lower bound of the deviation that features are normalised by, for features that hardly vary.
-LEAST_DEVIATION = 1e-2
-
 
 class Convolution(NamedTuple):
     """A convolution without padding, over square windows."""

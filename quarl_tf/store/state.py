@@ -227,8 +227,8 @@ def training_record(workspace: Workspace, run_id: str) -> TrainingRecord:
         record = TrainingRecord.load(folder / "training.json")
         require_same_run(folder, record.run_id)
         return record
-    reason, remedy = "does not exist", "train it first (quarl train --algo … --env … --seed …)"
-    remedy += ", or give its --root"
+    reason = "does not exist"
+    remedy = "train it first (quarl train --algo … --env … --seed …), or give its --root"
     if run_id.startswith(f"{ADOPTED}-"):
         reason = "is not here"
         remedy = "adopt it first (quarl adopt FILE --env … --head …), or give its --root"

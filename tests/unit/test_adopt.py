@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from quarl_tf.cli import main
 from quarl_tf.export import adopt as adopting
 from quarl_tf.export.converter import converted, of_function
 from quarl_tf.foundation import processes
+from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.files import sha256
 from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.workspace import evaluation_path, sidecar_path
@@ -211,13 +213,31 @@ def test_nan_heads_and_crashes_get_one_line(file: Path, capsys: Capsys, monkeypa
 
 
 def test_a_process_ends_with_its_parent() -> None:
-    code = "import os, time; from quarl_tf.foundation.processes import in_turn; "
-    python("-c", code + "next(in_turn(os.kill, [(os.getpid(), 9)], ''))", code=-9, timeout=60)
     # Shells ignore SIGINT for what they start in the background.
-    code += "import signal, threading; signal.signal(2, signal.default_int_handler); "
-    code += "threading.Timer(3, os.kill, (os.getpid(), 2)).start(); "
-    code += "next(in_turn(time.sleep, [(600,)], ''))"
-    python("-c", code, code=-2, timeout=60)  # Nor is it waited for.
+    code = "import os, signal, threading, time; signal.signal(2, signal.default_int_handler); "
+    code += "from quarl_tf.foundation.processes import outcomes; "
+    for number in (9, 2):  # It would hold the output open, or be waited for.
+        end = f"threading.Timer(3, os.kill, (os.getpid(), {number})).start(); "
+        work = "next(outcomes(time.sleep, [(600,)], ''))"
+        python("-c", code + end + work, code=-number, timeout=60)
+
+
+def test_errors_of_other_processes_are_raised() -> None:
+    for error in (ValueError("odd"), EOFError("odd"), QuarlError("odd")):
+        with pytest.raises(type(error), match="odd"):
+            next(processes.outcomes(_fail, [(error,)], "crashed"))
+    with pytest.raises(RuntimeError, match=r"_TwoPartsError: one"):  # It cannot be sent.
+        next(processes.outcomes(_fail, [("one", "two")], "crashed"))
+
+
+class _TwoPartsError(Exception):
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(first)
+
+
+def _fail(error: Any, *parts: Any) -> Iterator[None]:
+    yield from ()
+    raise _TwoPartsError(error, *parts) if parts else error
 
 
 def _crash(*_: Any) -> None:

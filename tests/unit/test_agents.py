@@ -271,6 +271,13 @@ def caught(optimizer: Any) -> list[Any]:
     return gradients
 
 
+def test_gradients_of_pqn_are_clipped_as_a_whole() -> None:
+    agent = build("pqn", gradient_clip=1e-3)
+    gradients = caught(agent._optimizer)
+    agent._gradient_step(*map(tf.constant, transitions(CART_POLE)[:4]))
+    np.testing.assert_allclose(tf.linalg.global_norm(gradients), 1e-3, rtol=1e-3)
+
+
 def test_each_gradient_of_dqn_is_clipped() -> None:
     agent = build("dqn", gradient_clip=1e-3)
     gradients = caught(agent._steps[0][2])
@@ -380,13 +387,14 @@ def test_adams_first_step_by_hand() -> None:
     np.testing.assert_allclose(place, by_hand, rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize("epsilon", [1e-5, 0.1])
-def test_rmsprop_is_that_of_a2c_by_hand(epsilon: float) -> None:
+@pytest.mark.parametrize(("epsilon", "clip"), [(1e-5, 100.0), (0.1, 0.5)])
+def test_rmsprop_is_that_of_a2c_by_hand(epsilon: float, clip: float) -> None:
     """As OpenAI's baselines (a2c.py): decay 0.99, and epsilon under the root."""
-    preset = replace(PRESET, learning_rate=0.01, epsilon=epsilon, gradient_clip=100.0)
+    preset = replace(PRESET, learning_rate=0.01, epsilon=epsilon, gradient_clip=clip)
     place, square = START.copy(), np.zeros(4)
     places = steps(partial(tf_agents.rmsprop, preset), GRADIENTS)
-    for gradient, actual in zip(GRADIENTS, places, strict=True):
+    clipped = [gradient * min(1, clip / np.linalg.norm(gradient)) for gradient in GRADIENTS]
+    for gradient, actual in zip(clipped, places, strict=True):
         square = 0.99 * square + 0.01 * gradient**2
         place = place - 0.01 * gradient / np.sqrt(square + epsilon)
         np.testing.assert_allclose(actual, place, rtol=0, atol=2e-6)

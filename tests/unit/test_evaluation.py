@@ -218,6 +218,11 @@ def test_processes_play_the_same_episodes(stochastic: Describe, monkeypatch: Pat
             stochastic("balancer", "int8")
 
     assert "replaced" in refused(evaluate, path, seeds, SAMPLED, update=replaced, jobs=2)
+    # Others' environments are played by one, which knows their modules.
+    played.reset_mock()
+    run = replace(RUN, modules=("a_module",)).to_dict()
+    assert evaluate(stochastic("tied", "int8", run=run), seeds, SAMPLED, jobs=2).seeds == seeds
+    assert played.call_count == len(seeds)
 
 
 def test_a_reference_is_compared_with_unless_it_was_deleted(stochastic: Describe) -> None:

@@ -690,6 +690,7 @@ def test_int8_stock_is_what_the_converter_makes_of_the_network() -> None:
     networks: list[Network] = [
         lambda x: 2 * tf.tanh(head(tf.nn.relu(np.float32(1) - x))) + 1,
         lambda x: on_a_small_image(x, dilations=2),
+        lambda x: head(tf.cast(tf.cast(9 * x, tf.int32), tf.float32)),
         *(NETWORKS[name] for name in ("whole numbers", "a layer of several vectors")),
     ]
     for network in networks:
