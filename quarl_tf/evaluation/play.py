@@ -217,8 +217,11 @@ class _Player:
     A game has 30 starts and is deterministic: greedy episodes from the same start are played once.
     """
 
-    def __init__(self, policy: Policy, chance: Chance) -> None:
+    def __init__(
+        self, policy: Policy, chance: Chance, most_observations: int = _LATENCY_OBSERVATIONS
+    ) -> None:
         self.policy, self.chance = policy, chance
+        self._most_observations = most_observations
         self.env = matching_env(policy.sidecar, chance)
         self.observations: list[NDArray[Any]] = []  #: The first ones that were acted on.
         self._by_start: dict[int, Episode] = {}
@@ -241,7 +244,7 @@ class _Player:
         self.env.close()
 
     def _act(self, observation: NDArray[Any], choose: _Act) -> Any:
-        if len(self.observations) < _LATENCY_OBSERVATIONS:
+        if len(self.observations) < self._most_observations:
             self.observations.append(np.array(observation))  # Environments may reuse theirs.
         return choose(observation)
 
@@ -277,7 +280,7 @@ def _play_share(
         raise QuarlError(
             f"The file was replaced while it was evaluated; evaluate again. Received: {artifact}"
         )
-    with closing(_Player(policy, chance)) as player:
+    with closing(_Player(policy, chance, most_observations=0)) as player:
         yield from map(player.play, seeds)
 
 

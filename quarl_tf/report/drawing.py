@@ -51,7 +51,8 @@ def draw(
     for number, cell in enumerate(cells, start=0 if len(cells) == 1 else 1):
         if len(cells) <= _MOST_DETAILED:
             yield from _detailed(workspace, cell, number)
-        if any((groups := _groups([cell])).values()):
+        groups = _groups([cell])
+        if any(groups.values()):
             axis = x if _all_have(groups, x) else "step"
             kind = "learning_curves" if axis == "step" else f"return_against_{axis}"
             figure = curves.mean_curves(groups, curves.RETURNS, axis, cell.cell.title)

@@ -65,7 +65,7 @@ def mean_curves(
     smooth, labels = "action_variance" in columns, (title, _AXES[x], "")
     figure, panels = grid(len(columns), 1, 2.6, labels, sharex=True, sharey=not smooth)
     trainings = [curve for curves in groups.values() for curve in curves]
-    starts = {np.interp(c.delay, c.values["step"], c.values[x]) for c in trainings if c.delay}
+    begins = {np.interp(c.delay, c.values["step"], c.values[x]) for c in trainings if c.delay}
     for axes, (column, label) in zip(panels, columns.items(), strict=True):
         for curves, cool, colour in zip(groups.values(), delayed, colours, strict=True):
             lines = [curve.line(column, x) for curve in curves]
@@ -74,8 +74,8 @@ def mean_curves(
             # Until the delay a quantised training equals its reference, which is on top.
             _draw_mean(axes, lines, colour, 3 if cool else 4)
         axes.set_ylabel(f"{label}, smoothed" if smooth else label)
-        for start in sorted(starts):
-            axes.axvline(start, zorder=1, **_DELAY)
+        for step in sorted(begins):
+            axes.axvline(step, zorder=1, **_DELAY)
         axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
         axes.margins(x=0.02)
     figure.align_ylabels()
@@ -84,7 +84,7 @@ def mean_curves(
         Line2D([], [], color=colour, lw=2.2, label=wrapped(name, 2))
         for colour, name in zip(colours, names, strict=True)
     ]
-    if starts:
+    if begins:
         handles.append(Line2D([], [], label="quantised from here on", **_DELAY))
     legend_below(figure, handles, columns=2 if max(map(len, names)) > 20 else 4)
     return figure
