@@ -271,18 +271,14 @@ def caught(optimizer: Any) -> list[Any]:
     return gradients
 
 
-def test_gradients_of_pqn_are_clipped_as_a_whole() -> None:
-    agent = build("pqn", gradient_clip=1e-3)
-    gradients = caught(agent._optimizer)
-    agent._gradient_step(*map(tf.constant, transitions(CART_POLE)[:4]))
-    np.testing.assert_allclose(tf.linalg.global_norm(gradients), 1e-3, rtol=1e-3)
-
-
-def test_each_gradient_of_dqn_is_clipped() -> None:
-    agent = build("dqn", gradient_clip=1e-3)
-    gradients = caught(agent._steps[0][2])
-    agent._gradient_step(transitions(CART_POLE)[-1])
-    np.testing.assert_allclose([tf.norm(g) for g in gradients], 1e-3, rtol=1e-3)
+def test_gradients_of_dqn_are_clipped_alone_those_of_pqn_as_a_whole() -> None:
+    *batch, transition = transitions(CART_POLE)
+    dqn, pqn = (build(algo, gradient_clip=1e-3) for algo in ("dqn", "pqn"))
+    each, whole = caught(dqn._steps[0][2]), caught(pqn._optimizer)
+    dqn._gradient_step(transition)
+    pqn._gradient_step(*map(tf.constant, batch[:4]))
+    norms = [*map(tf.norm, each), tf.linalg.global_norm(whole)]
+    np.testing.assert_allclose(norms, 1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("algo", ["dqn", "pqn", "ppo", "a2c"])
