@@ -233,14 +233,14 @@ _VERBS: dict[str, tuple[Any, ...]] = {
     ),
     "quantize": (
         "quantise an fp32 or fp16 .tflite file, without its training",
-        "mine/tflite_models/CartPole-v1/dqn/s0/fp32.tflite --scheme ptq_w4",
+        "mine/tflite_models/CartPole-v1/ppo/s0/fp32.tflite --scheme ptq_w4",
         *(_ARTIFACT, _IMPORT),
         _option("--scheme", f"fp16, {', '.join(INT8_SCHEMES)}, or {_PTQ_NAMES}", required=True),
         _option("--observations", _OBSERVATIONS_HELP, type=Path, metavar="FILE"),
     ),
     "blame": (
         "show how much int8 hurts each layer",
-        "dqn-CartPole-v1-s0 --root mine",
+        "ppo-CartPole-v1-s0 --root mine",
         _option("policy", "a run id, a file of fp32 or fp16, or its name", metavar="POLICY"),
         *(_ROOT, _IMPORT),
         _option("--episodes", "of each of the worst three (default: 20)", type=_COUNT, default=20),
