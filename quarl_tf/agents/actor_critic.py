@@ -64,13 +64,7 @@ class ActorCritic(OnPolicyAgent):
         if isinstance(preset, A2cPreset):
             self._optimizer = tf_agents.rmsprop(preset, self._trained)
         else:
-            self._optimizer = tf_agents.adam(
-                preset.learning_rate,
-                preset,
-                self._trained,
-                epsilon=1e-5,
-                global_clipnorm=preset.gradient_clip,
-            )
+            self._optimizer = self._adam()
 
     def _take(self, network: keras.Model) -> None:
         """Continue with this policy network."""

@@ -38,6 +38,12 @@ class OnPolicyAgent(Agent):
         self._read_variables = [v for s in self._snapshots for v in s.read_variables]
         self._round = inference.compiled(self._train_on, network)
 
+    def _adam(self) -> Any:
+        """Return Adam, which clips gradients as a whole."""
+        rate, clip = self._preset.learning_rate, self._preset.gradient_clip
+        settings = {"epsilon": 1e-5, "global_clipnorm": clip}
+        return tf_agents.adam(rate, self._preset, self._trained, **settings)
+
     @abstractmethod
     def _predict(self, observations: npt.NDArray[Any]) -> tuple[Floats, Floats]:
         """Return heads [n, outputs] and values of states [n] by the weights of the last refresh."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from quarl_tf.agents import Change, tf_agents
+from quarl_tf.agents import Change
 from quarl_tf.agents.dqn import build_network, epsilon_greedy
 from quarl_tf.agents.on_policy import OnPolicyAgent
 from quarl_tf.environments import EnvSpec
@@ -36,13 +36,7 @@ class PqnAgent(OnPolicyAgent):
         super().__init__(spec, preset, seed)
         network = prepare(build_network(spec, preset, seed))
         self._use(network, network)
-        self._optimizer = tf_agents.adam(
-            preset.learning_rate,
-            preset,
-            self._trained,
-            epsilon=1e-5,
-            global_clipnorm=preset.gradient_clip,
-        )
+        self._optimizer = self._adam()
 
     def change_network(self, change: Change) -> None:
         """Replace the network by the result of `change`."""
