@@ -4,8 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from quarl_tf import environments
-from quarl_tf.evaluation.compare import Interval, differences, effective_games, mean_interval
+from quarl_tf.evaluation.compare import Interval, differences, mean_interval
 from quarl_tf.evaluation.play import AGREEMENT_TOLERANCE
 from quarl_tf.export import auto, calibration, integer
 from quarl_tf.export.activations import tensor_values
@@ -80,12 +79,10 @@ def blame(content: bytes, policy: Policy, episodes: int) -> list[Blame]:
         quantized = Policy(integer.quantized(content, observations, recipe), policy.sidecar)
         return calibration.selection_returns(quantized, episodes)
 
-    int8_returns, game = selection_returns(auto.INT8), environments.rules(policy.sidecar.env_id)
-    gains: dict[str, Interval] = {}
+    int8_returns, gains = selection_returns(auto.INT8), dict[str, Interval]()
     for effect in sorted(effects, key=lambda effect: -effect.share)[:_WORST]:
         returns = selection_returns(auto.INT8.without(effect.layer))
-        effective_n = effective_games(game, returns, int8_returns)
-        gains[effect.layer] = mean_interval(differences(returns, int8_returns), effective_n)
+        gains[effect.layer] = mean_interval(differences(returns, int8_returns))
     return [replace(effect, gain=gains.get(effect.layer)) for effect in effects]
 
 

@@ -24,6 +24,9 @@ from quarl_tf.training.rollout import IMAGE_RANK, rollout
 _VECTORS, _IMAGES = 2000, 1000
 _EPISODES, _GAMES = 32, 8
 
+#: Chance of games to choose recipes by, which repeat an action: greedy ones are a few, repeated.
+_STICKY = 0.25
+
 
 def observations(policy: Policy) -> NDArray[Any]:
     """Return observations [n, ...] of a policy's rollouts (see `training.rollout`)."""
@@ -63,9 +66,12 @@ def recorded(path: Path, sidecar: Sidecar) -> NDArray[Any]:
 
 
 def selection_returns(policy: Policy, episodes: int) -> list[float]:
-    """Return the returns of a policy in episodes that are the same for all policies of a run."""
+    """Return the returns of a policy in episodes that are the same for all policies of a run.
+
+    Games have sticky actions.
+    """
     run, returns = policy.sidecar.run, []
-    with closing(environments.make(policy.sidecar.env_id)) as env:
+    with closing(environments.make(policy.sidecar.env_id, sticky=_STICKY)) as env:
         for number in range(episodes):
             seed = environment_seed(int(run["seed"]), "recipe selection", number)
             observation, _ = env.reset(seed=seed)

@@ -4,7 +4,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import compiled
 import numpy as np
@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from samples import MODELS, Artifacts, Capsys, Copy, Patch, printed, refusal
 
+from quarl_tf import environments
 from quarl_tf.evaluation.blame import _disagreement, blame
 from quarl_tf.evaluation.compare import mean_interval
 from quarl_tf.export import auto, calibration, integer
@@ -77,8 +78,10 @@ def test_recipe_and_returns_are_recorded(copy_artifact: Copy, monkeypatch: Patch
     assert {"not equalised", "int8_tensor", "head in float"} < returns.keys()
     assert returns["int8"] == max(returns.values())
     other = copy_artifact("fp32")
-    # Recipes are chosen on different episodes.
-    assert len(set(calibration.selection_returns(Policy.load(other), 5))) > 1
+    # Recipes are chosen on different episodes, of games with chance.
+    with patch.object(environments, "make", wraps=environments.make) as made:
+        assert len(set(calibration.selection_returns(Policy.load(other), 5))) > 1
+    assert made.call_args.kwargs == {"sticky": 0.25}
     replace(Sidecar.load(sidecar_path(other)), network_sha256="ab" * 32).save(sidecar_path(other))
     assert quantize(other, scheme) == artifact
     after = Policy.load(artifact).sidecar
