@@ -157,8 +157,7 @@ def evaluate(
     If not, it is continued where it has ten, the processor and the packages are the same, and these
     tell the environment's code; else all are played. After some seconds `jobs` processes play, but
     for greedy games and environments of one's own; a script then has to begin with
-    `if __name__ == "__main__"`. `update` is called with the episodes done and
-    all.
+    `if __name__ == "__main__"`. `update` is called with the episodes done and all.
 
     Raises:
         UsageError: No episode is asked for, or `chance` is not for such a policy.

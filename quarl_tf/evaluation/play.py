@@ -66,16 +66,7 @@ def evaluate(
     """
     policy = Policy.load(artifact)
     sidecar = policy.sidecar
-    guide = None if reference is None else Policy.load(reference)
-    if (
-        guide is not None
-        and guide.sidecar.run_id == sidecar.run_id
-        and guide.sidecar.network_sha256 != sidecar.network_sha256
-    ):
-        raise QuarlError(
-            "Actions can be compared only with a policy of the same network; export both again. "
-            f"Received: {reference} of another network than {sidecar.scheme}"
-        )
+    guide = None if reference is None else _guide(reference, sidecar)
     facts = {name: getattr(begun, name) for name in _ONCE} if begun else dict[str, Any]()
     # A greedy game has 30 starts, each played once: another process would play them again.
     at_once = chance == GREEDY and environments.rules(sidecar.env_id) is not None
@@ -106,6 +97,18 @@ def evaluate(
                 save(so_far())
                 saved_at = time.monotonic()
     return so_far()
+
+
+def _guide(path: Path, sidecar: Sidecar) -> Policy:
+    """Load the policy to compare actions with; a QuarlError for another network of the run."""
+    guide = Policy.load(path)
+    same_run = guide.sidecar.run_id == sidecar.run_id
+    if same_run and guide.sidecar.network_sha256 != sidecar.network_sha256:
+        raise QuarlError(
+            "Actions can be compared only with a policy of the same network; export both again. "
+            f"Received: {path} of another network than {sidecar.scheme}"
+        )
+    return guide
 
 
 def _measured(
