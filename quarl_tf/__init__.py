@@ -1,12 +1,15 @@
 """Shrink reinforcement-learning policies and prove what that costs."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 # The rooms of these names first: one that loads later would take the place of the function.
 import quarl_tf.export
 import quarl_tf.report  # noqa: F401
 from quarl_tf.pipeline import evaluate, export, report, train
 from quarl_tf.spec import Chance, Recipe, Run
+
+if TYPE_CHECKING:
+    from quarl_tf.runtime.policy import Policy
 
 __version__ = "0.2.0"
 

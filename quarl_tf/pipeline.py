@@ -58,7 +58,8 @@ def train(
     """Train a run into `runs/<run_id>/` below the root, or resume it.
 
     `origin` names a finished training, with whose network it starts, or a file of `quarl checkpoint
-    save`, which it resumes. `update` is called with the steps done, all steps, and a note.
+    save`, which it resumes: another run, whose `run_id` the record has. `update` is called with the
+    steps done, all steps, and a note.
 
     Raises:
         QuarlError: The run or its folder cannot be used; see `training.loop.train`.
@@ -68,7 +69,9 @@ def train(
     from quarl_tf.store.state import finished_training
 
     if not isinstance(run, Run):
-        raise UsageError(f"A Run is trained, such as Run('ppo', 'CartPole-v1'). Received: {run!r}")
+        raise UsageError(
+            f"A Run is trained, such as Run('ppo', 'CartPole-v1', 0). Received: {run!r}"
+        )
     import_environments(run.modules)
     workspace, preset = Workspace(Path(root)), presets.of(run)
     if origin is not None:

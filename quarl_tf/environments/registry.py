@@ -56,7 +56,7 @@ def find(env_id: str) -> Registration:
             for name, entry in gym.registry.items()
             if name.endswith(GAME) or not str(entry.entry_point).startswith("ale_py.")
         ]
-        hint = "One of your own needs --import MODULE, the module that registers it."
+        hint = "One of your own needs the module that registers it: --import MODULE, or import it."
         raise unknown("environment", env_id, env_ids, hint)
     return gym.registry[env_id]
 

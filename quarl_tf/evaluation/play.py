@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import chain, cycle, islice, repeat
+from multiprocessing import current_process
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,8 @@ def evaluate(
     # A greedy game has 30 starts, each played once: another process would play them again.
     at_once = chance == GREEDY and environments.rules(sidecar.env_id) is not None
     own = bool(sidecar.run.get("modules")) or not registry.is_versioned(sidecar.env_id)
-    jobs = 1 if at_once or own else jobs
+    # A worker of multiprocessing.Pool may not start processes.
+    jobs = 1 if at_once or own or current_process().daemon else jobs
     saved_at = time.monotonic()
     episodes: list[Episode] = []
 
@@ -267,8 +269,9 @@ def _play_all(
             what = artifact, player.policy.sidecar, player.chance
             shares = [(*what, seeds[number + first :: jobs]) for first in range(jobs)]
             crash = (
-                "A process that played episodes was killed; evaluate again, with fewer if memory "
-                f"is short. Received: --jobs {jobs}"
+                "A process that played episodes did not start or was killed; begin a script with "
+                "if __name__ == '__main__', else evaluate again, with fewer jobs if memory is "
+                f"short. Received: jobs={jobs}"
             )
             yield from processes.outcomes(_play_share, shares, crash)
             return

@@ -17,7 +17,7 @@ from quarl_tf.export import int4, integer, ptq
 from quarl_tf.export.converter import converted, of_function
 from quarl_tf.export.graph import with_scaled_head
 from quarl_tf.foundation.errors import QuarlError
-from quarl_tf.foundation.keras import keras, tf
+from quarl_tf.foundation.keras import keras, require_unforked, tf
 from quarl_tf.networks import Weights
 from quarl_tf.networks.layers import ActionScaling
 from quarl_tf.quantization import quantizing
@@ -45,6 +45,7 @@ class TrainedNetwork:
 
     def __init__(self, workspace: Workspace, run: Run) -> None:
         """Load it; a QuarlError where it is missing, or its files were changed."""
+        require_unforked()
         self._workspace, folder = workspace, workspace.run_dir(run.run_id)
         self.run, self.record = run, TrainingRecord.load(folder / "training.json")
         self.record.verify(folder)

@@ -34,8 +34,9 @@ def _limit_blas() -> None:
 _version = getattr(sys.modules.get("keras"), "__version__", "2")
 if not _version.startswith("2"):
     raise QuarlError(
-        "Keras 3 is loaded already, beside which Keras 2 cannot be chosen; import keras after "
-        f"quarl_tf has loaded TensorFlow, or not at all. Received: keras={_version}"
+        "Keras 3 is loaded already, as by TensorFlow, beside which Keras 2 cannot be chosen; set "
+        "the environment variable TF_USE_LEGACY_KERAS=1 before they are imported. "
+        f"Received: keras={_version}"
     )
 # TensorFlow reads these when it is loaded or first computes.
 os.environ["TF_USE_LEGACY_KERAS"] = "1"
@@ -70,4 +71,16 @@ finally:
     if _collects:
         gc.enable()
 
-__all__ = ["keras", "tf"]
+_PROCESS = os.getpid()
+
+
+def require_unforked() -> None:
+    """Raise a QuarlError in a fork of the process that loaded TensorFlow, where it would hang."""
+    if os.getpid() != _PROCESS:
+        raise QuarlError(
+            "TensorFlow does not survive a fork; start processes by "
+            "multiprocessing.get_context('spawn'). Received: a fork of a process that has loaded it"
+        )
+
+
+__all__ = ["keras", "require_unforked", "tf"]

@@ -16,7 +16,8 @@ class Kind(NamedTuple):
     def require(self, name: str, value: Any) -> None:
         """Raise a UsageError for a value of another kind."""
         if not self.fits(value):
-            raise UsageError(f"{name} must be {self.text}. Received: {name}={value!r}")
+            plain = ", of Python itself" if hasattr(value, "item") else ""  # Not of NumPy.
+            raise UsageError(f"{name} must be {self.text}{plain}. Received: {name}={value!r}")
 
 
 def number(text: str, fits: Callable[[float], bool]) -> Kind:

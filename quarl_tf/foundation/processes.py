@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from itertools import cycle
-from multiprocessing import get_context, parent_process, resource_tracker
+from multiprocessing import current_process, get_context, parent_process, resource_tracker
 from typing import Any
 
 from quarl_tf.foundation.errors import QuarlError
@@ -22,6 +22,11 @@ def outcomes(
     They end where the next process has none. An exception of the work is raised here, and a
     QuarlError with the message `crash` where a process is killed.
     """
+    if current_process().daemon:
+        raise QuarlError(
+            "A worker of multiprocessing.Pool may not start processes; call this in a process of "
+            f"concurrent.futures or in the first one. Received: process={current_process().name!r}"
+        )
     # Forked processes would have locks of threads that they lack.
     context, processes, receivers = get_context("spawn"), list[Any](), list[Any]()
     resource_tracker.ensure_running()  # Its start unblocks SIGINT.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
 from quarl_tf.foundation.errors import UsageError, require_known, unknown
-from quarl_tf.foundation.kinds import COUNT, FLAG, PROBABILITY, Kind, number, one_of
+from quarl_tf.foundation.kinds import COUNT, FLAG, MAPPING, PROBABILITY, Kind, number, one_of
 from quarl_tf.presets import tables
 from quarl_tf.spec import Quantization, Run
 from quarl_tf.spec.architectures import Architecture, architecture
@@ -281,8 +281,11 @@ def require_possible_delay(delay: int, preset: Preset) -> None:
 def quantization(algo: str, values: Mapping[str, Any]) -> Quantization:
     """Build a quantisation from options by name, with an algorithm's defaults.
 
-    The papers' rule and learned steps have defaults of their own instead.
+    The papers' rule and learned steps have defaults of their own instead. A UsageError for an
+    unknown algorithm, or as `Quantization.from_mapping`.
     """
+    require_known("algorithm", algo, ALGORITHMS)
+    MAPPING.require("options of quantisation", values)
     has_defaults = values.get("rule") == "paper" or values.get("learned_steps")
     defaults = {} if has_defaults else tables.shipped(algo).get("quantization", {})
     return Quantization.from_mapping({**defaults, **values})

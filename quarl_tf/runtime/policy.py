@@ -145,6 +145,11 @@ class Policy:
 
     def _noise(self, random: np.random.Generator) -> NDArray[Any]:
         """Draw the noise that, added to the head, makes its best value a sample."""
+        if not isinstance(random, np.random.Generator):
+            raise UsageError(
+                "Actions are drawn by a generator, as numpy.random.default_rng(0). "
+                f"Received: random={random!r}"
+            )
         if self.sidecar.head == "logits":
             # The largest of logits with Gumbel noise is distributed as their softmax.
             return random.gumbel(size=self._size)

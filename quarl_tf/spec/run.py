@@ -20,6 +20,15 @@ DEFAULT_EPISODES = 100  #: Episodes of an evaluation, as in the papers.
 DEFAULT_MARGIN_PERCENT = 2.0  #: Losses up to this share of the fp32 return are acceptable.
 ADOPTED = "adopted"  #: The algorithm of a policy that others trained.
 
+
+def _is_plain(values: Any) -> bool:
+    try:
+        return kinds.MAPPING.fits(values) and bool(digest(values))
+    except (TypeError, ValueError):
+        return False
+
+
+_PLAIN = kinds.Kind("a mapping of names to numbers, texts and lists of them", _is_plain)
 _MODULES = kinds.Kind(
     "a tuple of texts", lambda v: isinstance(v, tuple | list) and all(map(kinds.TEXT.fits, v))
 )
@@ -38,16 +47,18 @@ class Run:
     algo: str
     env_id: str
     seed: int
-    overrides: Mapping[str, Any] = field(default_factory=dict)
+    overrides: Mapping[str, Any] = field(default_factory=dict, hash=False)
     quantization: Quantization | None = None
     modules: tuple[str, ...] = field(default=(), compare=False)
     presets: str | None = field(default=None, compare=False)
     origin: Origin | None = None
 
     def __post_init__(self) -> None:
-        """Raise a UsageError for an invalid seed, name, quantisation or origin."""
+        """Raise a UsageError for a field of another kind, or an origin that is none of it."""
+        kinds.NAME.require("algo", self.algo)
+        kinds.NAME.require("env_id", self.env_id)
         kinds.WHOLE.require("seed", self.seed)
-        kinds.MAPPING.require("overrides", self.overrides)
+        _PLAIN.require("overrides", self.overrides)
         # The caller may change their own for the next run.
         object.__setattr__(self, "overrides", deepcopy(dict(self.overrides)))
         _MODULES.require("modules", self.modules)
@@ -64,6 +75,10 @@ class Run:
             raise UsageError(
                 "The name of an adopted policy is letters, digits, '_' and '.'. "
                 f"Received: name={name!r}"
+            )
+        if not isinstance(self.origin, Origin | None):
+            raise UsageError(
+                f"The origin of a run is an argument of train. Received: origin={self.origin!r}"
             )
         if self.origin is not None:
             self._check_origin(self.origin.run, saved=self.origin.step > 0)

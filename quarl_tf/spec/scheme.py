@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from quarl_tf.foundation.errors import unknown
+from quarl_tf.foundation.errors import UsageError, unknown
 from quarl_tf.spec.recipe import (
     EDGE_BITS,
     INT4_BITS,
@@ -82,7 +82,14 @@ class Scheme:
             widths = {layer: int(bits) for layer, bits in pairs}
             possible = PTQ_BITS if match[3] else (_FLOAT_BITS,)
             # Each scheme has one name: layers are unique and sorted.
-            if pairs == sorted([k, f"{v}"] for k, v in widths.items() if v in possible):
+            in_order = sorted([k, f"{v}"] for k, v in widths.items() if v in possible)
+            if len(pairs) == len(in_order) and pairs != in_order:
+                sorted_name = "-".join([match[1], *map("=".join, in_order)])
+                raise UsageError(
+                    f"A scheme's layers are in alphabetical order; name {sorted_name}. "
+                    f"Received: scheme={name!r}"
+                )
+            if pairs == in_order:
                 if match[3]:
                     rounding = "floor" if match[2] else "nearest"
                     return cls(name, "weights", _on_grid(int(match[3]), rounding, widths))

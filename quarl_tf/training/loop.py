@@ -23,7 +23,7 @@ from quarl_tf.foundation import provenance
 from quarl_tf.foundation.display import Update
 from quarl_tf.foundation.errors import QuarlError, one_line
 from quarl_tf.foundation.files import sha256, write_csv, write_json
-from quarl_tf.foundation.keras import keras, tf
+from quarl_tf.foundation.keras import keras, require_unforked, tf
 from quarl_tf.foundation.seeding import environment_seed
 from quarl_tf.networks.inference import Snapshot
 from quarl_tf.networks.layers import Floats
@@ -51,6 +51,7 @@ def train(workspace: Workspace, run: Run, update: Update, preset: presets.Preset
         QuarlError: The folder is not writable, is in use, or has other settings or flatbuffers of
             an earlier training.
     """
+    require_unforked()
     folder = workspace.run_dir(run.run_id)
     state.require_trainable(workspace, run, preset)
     training = _Training(folder, run, preset)

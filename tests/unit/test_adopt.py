@@ -6,12 +6,13 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import Network
-from samples import Artifacts, Capsys, Patch, printed, python, refusal
+from samples import Artifacts, Capsys, Patch, printed, python, refusal, refused
 
 from quarl_tf import Policy, Run
 from quarl_tf.cli import main
@@ -222,12 +223,14 @@ def test_a_process_ends_with_its_parent() -> None:
         python("-c", code + end + work, code=-number, timeout=60)
 
 
-def test_errors_of_other_processes_are_raised() -> None:
+def test_errors_of_other_processes_are_raised(monkeypatch: Patch) -> None:
     for error in (ValueError("odd"), EOFError("odd"), QuarlError("odd")):
         with pytest.raises(type(error), match="odd"):
             next(processes.outcomes(_fail, [(error,)], "crashed"))
     with pytest.raises(RuntimeError, match="ValueError: <function"):  # It cannot be sent.
         next(processes.outcomes(_fail, [(None,)], "crashed"))
+    monkeypatch.setattr(processes, "current_process", lambda: Mock(daemon=True))
+    assert "multiprocessing.Pool" in refused(next, processes.outcomes(_fail, [(None,)], "crashed"))
 
 
 def _fail(error: Exception | None) -> Iterator[None]:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from samples import ROOT, Patch, python, refused
 
 import quarl_tf
-from quarl_tf.foundation import files, provenance
+from quarl_tf.foundation import files, keras, provenance
 from quarl_tf.foundation.seeding import environment_seed, evaluation_seeds, generator
 from quarl_tf.store.records import TrainingRecord
 
@@ -176,6 +176,12 @@ def test_keras_3_is_refused_in_one_line() -> None:
     code = f'import sys, types; sys.modules["keras"] = {keras}; import quarl_tf.foundation.keras'
     *_, error = python("-c", code, code=1).stderr.splitlines()
     assert re.fullmatch(r"quarl_tf\S+Error: .+ Received: keras=3\.9\.1", error)
+
+
+def test_a_fork_of_what_has_loaded_tensorflow_is_refused(monkeypatch: Patch) -> None:
+    keras.require_unforked()
+    monkeypatch.setattr(keras.os, "getpid", lambda: -1)
+    assert "get_context('spawn')" in refused(keras.require_unforked)
 
 
 def test_loading_tensorflow_makes_all_settings_even_after_numpy() -> None:

@@ -65,6 +65,7 @@ def test_actions_are_drawn_with_the_softmax_of_the_logits(describe: Describe) ->
         assert (np.abs(actual - expected) < 4 * np.sqrt(expected * (1 - expected) / DRAWS)).all()
     values = Policy.load(describe(content, num_actions=3))  # Q-values are no distribution.
     assert "head='q_values'" in refused(values.sample, VECTORS[0], random)
+    assert "Received: random=0" in refused(policy.sample, VECTORS[0], 0, code=2)
 
 
 def test_continuous_actions_are_drawn_around_the_head_and_clipped(artifacts: Artifacts) -> None:

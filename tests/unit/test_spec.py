@@ -7,6 +7,7 @@ import shlex
 from dataclasses import asdict, replace
 from typing import Any
 
+import numpy as np
 import pytest
 from samples import quantised, refused
 
@@ -32,7 +33,12 @@ def test_every_part_of_a_run_enters_its_name() -> None:
     orders = {"steps": 100, "num_envs": 1}, {"num_envs": 1, "steps": 100}
     assert len({Run("dqn", "X", 0, order).run_id for order in orders}) == 1
     assert "Received: seed=-1" in refused(Run, "dqn", "CartPole-v1", -1, code=2)
-    assert "overrides=None" in refused(Run, "dqn", "CartPole-v1", 0, None, code=2)
+    for overrides in (None, {1: 2}, {"steps": {1}}, {"steps": np.int64(4)}):
+        assert "overrides=" in refused(Run, "dqn", "CartPole-v1", 0, overrides, code=2)
+    assert "0 or more, of Python itself. Rec" in refused(Run, "dqn", "X", np.int64(0), code=2)
+    assert "env_id=None" in refused(Run, "dqn", None, 0, code=2)
+    assert "origin='dqn'" in refused(Run, "dqn", "X", 0, origin="dqn", code=2)
+    assert len({*runs, *map(replace, runs)}) == len(runs)  # They can be keys.
     assert "modules='mine'" in refused(Run, "dqn", "X", 0, modules="mine", code=2)
     run = Run("dqn", "X", 0, own := {"network": [8]})
     own["network"].append(8)
@@ -190,7 +196,8 @@ def test_a_recipe_says_the_formats_of_every_layer() -> None:
         ("ptq_w08", "did you mean .*ptq_w8"),
         *((f"qat_{odd}", "did you mean .*qat_") for odd in ("w4a5", "w1a1", "w9a9", "w44", "int2")),
         # A scheme of single layers has one name.
-        *((f"ptq_w4-{bits}", "Unknown scheme") for bits in ("hidden_0=6-head=8", "head=8-head=8")),
+        ("ptq_w4-head=8-head=8", "Unknown scheme"),
+        ("ptq_w4-hidden_0=6-head=8", "name ptq_w4-head=8-hidden_0=6. Received"),
         *((name, "Unknown scheme") for name in ("ptq_w4-head=99", "int8-hidden_0=4")),
         ("int8-head=32", "did you mean int8_head32"),
     ],
@@ -253,6 +260,8 @@ def test_values_of_another_kind_are_refused(name: str, values: list[Any]) -> Non
         (quantised, {"hidden_0.bits": 9}, "Received: hidden_0.bits=9"),
         (quantised, {"head.bits": 4.0}, "Received: head.bits=4.0"),
         (quantised, {"edge_bit": 4}, "did you mean edge_bits"),
+        (presets.quantization, {"algo": "sac", "values": {}}, "Received: algorithm='sac'"),
+        (presets.quantization, {"algo": "ppo", "values": 4}, "Received: options of quantisation=4"),
         (quantised, {"delay": 0}, "Received: delay=0"),
         (quantised, {"rule": "papr"}, "rule must be nearest or paper"),
         (quantised, {"rule": "paper", "learned_steps": True}, "rule=paper, learned_steps=true"),
