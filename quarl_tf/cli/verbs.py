@@ -297,6 +297,8 @@ def _blame(args: Namespace) -> None:
     worst = max(layers, key=lambda layer: layer.share).layer
     advice = "int8_head32" if worst == "head" else f"int8-{worst}=32"
     imports = Run.from_dict(policy.sidecar.run).imports
+    if not any(layer.gain is not None and layer.gain.low > 0 for layer in layers):
+        _say("no layer certainly costs return")
     _say(f"{worst} in float: quarl quantize {shlex.quote(str(path))} --scheme {advice}{imports}")
 
 

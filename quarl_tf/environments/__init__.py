@@ -10,7 +10,7 @@ episodes; a user's own environment must ensure this itself (`require_seeded`).
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
@@ -108,10 +108,25 @@ def require_chance(env_id: str, chance: Chance, algo: str | None = None) -> None
     raise UsageError(f"{flaw}; leave out {option}. Received: environment={env_id!r}")
 
 
+def require_spaces(env_id: str, run_id: str, recorded: Mapping[str, Any]) -> None:
+    """Raise a QuarlError if an environment's spaces are not those recorded of a training in it."""
+    for name, value in env_spec(env_id).facts.items():
+        if value != recorded[name]:
+            raise QuarlError(
+                f"{env_id} is not the environment that {run_id} was trained in; play in the "
+                "version of then, or train again. "
+                f"Received: {name}={value}, the policy's is {recorded[name]}"
+            )
+
+
 def require_seeded(env_id: str) -> None:
-    """Raise a UsageError for a user's own environment that starts the same seed in two ways."""
+    """Raise a UsageError for a user's own environment that starts the same seed in two ways.
+
+    Or one with episodes too long to be played.
+    """
     if registry.is_versioned(env_id):
         return
+    require_end(registry.find(env_id).max_episode_steps or 0)
     creates: list[Callable[[], Any]] = [partial(make, env_id)]
     if registry.find(env_id).vector_entry_point is not None:
         creates.append(partial(make_vector, env_id, 2))

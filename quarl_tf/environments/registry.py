@@ -1,5 +1,7 @@
 """Find environments by id; packages that register some are imported only for an unknown id."""
 
+import hashlib
+import json
 import re
 import sys
 import warnings
@@ -30,6 +32,9 @@ _REGISTERING_PACKAGES = {
 
 #: The end of the ids of games that are played by the papers' protocol (`environments.atari`).
 GAME = "NoFrameskip-v4"
+
+#: Parts of a registration that change an environment.
+_SETTINGS = ("entry_point", "kwargs", "max_episode_steps", "additional_wrappers")
 
 #: Names on PyPI that differ from the module's.
 _PIP_NAMES = {"ale_py": "ale-py", "cv2": "opencv-python-headless"}
@@ -76,20 +81,29 @@ def _module(env_id: str) -> str:
 
 
 def source_sha256(env_id: str) -> str | None:
-    """Return the hash of the module that defines an environment, unless `is_versioned`.
+    """Return the hash of the code that defines an environment, unless `is_versioned`.
 
-    It is the one of the first call.
+    It is that of the registration and of the module, or of all modules of its package, at the first
+    call.
     """
     if is_versioned(env_id):
         return None
     with making(env_id):
-        return _module_sha256(_module(env_id))
+        code = _code_sha256(_module(env_id))
+    registration = find(env_id)
+    settings = {name: getattr(registration, name) for name in _SETTINGS}
+    text = json.dumps(settings, sort_keys=True, default=lambda value: type(value).__qualname__)
+    return None if code is None else hashlib.sha256(f"{text}{code}".encode()).hexdigest()
 
 
-@cache  # Taken once: the file may be edited while its code is in use.
-def _module_sha256(name: str) -> str | None:
+@cache  # Taken once: a file may be edited while its code is in use.
+def _code_sha256(name: str) -> str | None:
     file = getattr(import_module(name), "__file__", None)
-    return None if file is None else sha256(Path(file))
+    folders = getattr(import_module(name.split(".", maxsplit=1)[0]), "__path__", [])
+    paths = [path for folder in folders for path in sorted(Path(folder).rglob("*.py"))]
+    if not paths and file is not None:
+        paths = [Path(file)]
+    return hashlib.sha256("".join(map(sha256, paths)).encode()).hexdigest() if paths else None
 
 
 @contextmanager

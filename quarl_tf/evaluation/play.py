@@ -190,14 +190,7 @@ def evaluate_random(env_id: str, run_id: str, seeds: Sequence[int]) -> Evaluatio
 
 def matching_env(sidecar: Sidecar, chance: Chance = GREEDY, **options: Any) -> gym.Env[Any, Any]:
     """Make a policy's environment; a QuarlError if its spaces have changed."""
-    for name, value in environments.env_spec(sidecar.env_id).facts.items():
-        expected = getattr(sidecar, name)
-        if value != expected:
-            raise QuarlError(
-                f"{sidecar.env_id} is not the environment that {sidecar.run_id} was trained in; "
-                "install the version its sidecar names, or train again. Received: "
-                f"{name}={value}, the policy's is {expected}"
-            )
+    environments.require_spaces(sidecar.env_id, sidecar.run_id, vars(sidecar))
     environments.require_chance(sidecar.env_id, chance)
     return environments.make(sidecar.env_id, sticky=chance.sticky, **options)
 

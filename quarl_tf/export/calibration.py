@@ -29,8 +29,12 @@ _STICKY = 0.25
 
 
 def observations(policy: Policy) -> NDArray[Any]:
-    """Return observations [n, ...] of a policy's rollouts (see `training.rollout`)."""
+    """Return observations [n, ...] of a policy's rollouts (see `training.rollout`).
+
+    A QuarlError if the environment has other spaces than the policy.
+    """
     sidecar = policy.sidecar
+    environments.require_spaces(sidecar.env_id, sidecar.run_id, vars(sidecar))
     is_image = len(sidecar.observation_shape) == IMAGE_RANK
     episodes, keep = (_GAMES, _IMAGES) if is_image else (_EPISODES, _VECTORS)
     seed = environment_seed(int(sidecar.run["seed"]), "calibration")

@@ -5,12 +5,16 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from ai_edge_litert import schema_py_generated as schema
 from numpy.typing import NDArray
 
 from quarl_tf.export.graph import FLOAT32, Graph
 from quarl_tf.foundation import native_output
 from quarl_tf.foundation.errors import QuarlError, one_line
 from quarl_tf.foundation.keras import keras, tf
+
+#: Options of operators that a flatbuffer may leave out, as runtimes have defaults for them.
+_OPTIONS = {"ADD": schema.AddOptionsT, "MUL": schema.MulOptionsT, "SUB": schema.SubOptionsT}
 
 #: Observations of the representative dataset, as in TensorFlow's guide.
 _REPRESENTATIVE = 500
@@ -55,7 +59,7 @@ def stock_int8(content: bytes, observations: NDArray[Any]) -> bytes:
     from tensorflow.lite.python.optimize.calibrator import Calibrator, add_intermediate_tensors
 
     sample = observations[:: max(1, len(observations) // _REPRESENTATIVE)].astype(np.float32)
-    floats = _of_floats(content)
+    floats = _with_options(_of_floats(content))
 
     def quantise() -> bytes:
         calibrator = Calibrator(add_intermediate_tensors(floats))
@@ -63,6 +67,17 @@ def stock_int8(content: bytes, observations: NDArray[Any]) -> bytes:
         return bytes(mlir_quantize(statistics, input_data_type=tf.int8, output_data_type=tf.int8))
 
     return _made_by(quantise)
+
+
+def _with_options(content: bytes) -> bytes:
+    """Give sums and products options where they have none: the converter reads them unchecked."""
+    graph = Graph(content)
+    for position, operator in enumerate(graph.operators):
+        make = _OPTIONS.get(graph.name(operator))
+        if make is not None and operator.builtinOptions is None:
+            ends = list(operator.inputs), list(operator.outputs)
+            graph.operators[position] = graph.operator(graph.name(operator), *ends, make())
+    return graph.pack()
 
 
 def _of_floats(content: bytes) -> bytes:

@@ -191,7 +191,7 @@ def quantize(source: Path, scheme: Scheme, recorded: Path | None = None) -> Path
     if former is not None:
         found = {k: v for k, v in former.check.items() if k in _MADE_FROM}
         if (former.scheme, found) != (scheme.name, made_from):
-            raise _other_file(target, scheme, f"{former.scheme} made from {found or REFERENCE}")
+            raise _other_file(target, scheme, f"{former.scheme} {_origin(found)}")
         is_intact = target.exists() and sha256(target) == former.sha256
         if is_intact and former.network_sha256 == sidecar.network_sha256:
             return target
@@ -236,9 +236,14 @@ def require_source(workspace: Workspace, run: Run, scheme: Scheme) -> Path:
 
 def _other_file(path: Path, scheme: Scheme, received: str) -> UsageError:
     return UsageError(
-        f"The copy would replace {path}, which is not {scheme.name} made from the same; move it "
-        f"and its .json away. Received: {received}"
+        f"The copy would replace {path}, which is not {scheme.name} made from the same float file "
+        f"and observations; move it and its .json away. Received: {received}"
     )
+
+
+def _origin(made_from: dict[str, Any]) -> str:
+    observations = " and recorded observations" if "recorded_sha256" in made_from else ""
+    return f"made from {made_from.get('source', REFERENCE)}{observations}"
 
 
 def compared(heads: Array, reference: Array, choices: Choices | None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import compiled
 import numpy as np
 import pandas as pd
 import pytest
-from samples import MODELS, Artifacts, Capsys, Copy, Patch, printed, refusal
+from samples import MODELS, Artifacts, Capsys, Copy, Patch, printed, refusal, refused
 
 from quarl_tf import environments
 from quarl_tf.evaluation.blame import _disagreement, blame
@@ -78,6 +78,8 @@ def test_recipe_and_returns_are_recorded(copy_artifact: Copy, monkeypatch: Patch
     assert {"not equalised", "int8_tensor", "head in float"} < returns.keys()
     assert returns["int8"] == max(returns.values())
     other = copy_artifact("fp32")
+    elsewhere = Policy(other.read_bytes(), replace(before, env_id="Acrobot-v1"))
+    assert "observation_shape=[6]" in refused(calibration.observations, elsewhere, code=1)
     # Recipes are chosen on different episodes, of games with chance.
     with patch.object(environments, "make", wraps=environments.make) as made:
         assert len(set(calibration.selection_returns(Policy.load(other), 5))) > 1

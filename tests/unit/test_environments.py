@@ -27,7 +27,6 @@ from quarl_tf import environments
 from quarl_tf.environments import Rising, airnav, env_spec, loops, make, make_vector, registry
 from quarl_tf.environments.acting import Tick, ticks
 from quarl_tf.foundation.errors import QuarlError
-from quarl_tf.foundation.files import sha256
 from quarl_tf.training.rollout import _Sample, rollout
 
 #: Environments, and ticks enough for some episodes to end and others to begin.
@@ -236,10 +235,31 @@ def test_misfits_are_refused(space: Any, observation: Any, words: str, monkeypat
         assert words in refused(envs.reset, seed=0)
 
 
+def test_the_code_of_an_environment_is_its_package_and_registration(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("one", "two"):
+        module = tmp_path / f"package_{name}" / "envs.py"
+        module.parent.mkdir()
+        module.write_text("from samples import Drawn as Env")
+    helper = tmp_path / "package_one" / "dynamics.py"
+
+    def hashed(entry_point: str = "package_one.envs:Env", **options: Any) -> Any:
+        registry._code_sha256.cache_clear()
+        return registry.source_sha256(register(monkeypatch, "Mine-v0", entry_point, **options))
+
+    same = [hashed() for _ in range(2)]
+    others = [hashed(kwargs={"gain": lambda: None}), hashed(max_episode_steps=9)]
+    helper.write_text("GAIN = 1")
+    others += [hashed(), hashed("package_two.envs:Env")]
+    assert len({*same, *others}) == 1 + 4
+    assert registry.source_sha256("CartPole-v1") is None
+
+
 def test_flags_may_be_numbers_and_infos_anything(monkeypatch: Patch) -> None:
     third = (np.zeros(3), np.float32(1), np.float32(1), None, None)
     register(monkeypatch, "Faulty-v0", partial(Faulty, lambda: third), max_episode_steps=9)
-    assert registry.source_sha256("Faulty-v0") == sha256(Path(__file__))
     env = make("Faulty-v0")
     env.reset(seed=1)
     *_, last = (env.step(0)[2:] for _ in range(3))
@@ -314,6 +334,8 @@ def test_vectors_of_users_are_checked(monkeypatch: Patch) -> None:
     ):
         assert words in refused(vectorised(monkeypatch, returned).step, [0, 1])
     assert "the same seed in two ways" in refused(environments.require_seeded, "Faulty-v0", code=2)
+    long = register(monkeypatch, "Long-v0", CartPoleEnv, max_episode_steps=100_001)
+    assert "steps=100001" in refused(environments.require_seeded, long, code=2)
     create = partial(make_vector, "Faulty-v0", 2, training=True)
     assert "int64 is not JSON serializable" in refused(create, code=2)
 

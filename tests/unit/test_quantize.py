@@ -15,7 +15,7 @@ from quarl_tf.cli import main
 from quarl_tf.environments import EnvSpec
 from quarl_tf.export import activations, auto, c_source, int4, integer, preparation, ptq, rounding
 from quarl_tf.export.converter import converted, of_function
-from quarl_tf.export.graph import Graph, in_float16, in_float32
+from quarl_tf.export.graph import Graph, in_float16, in_float32, with_scaled_head
 from quarl_tf.export.ptq import quantize, quantized
 from quarl_tf.foundation.files import sha256
 from quarl_tf.foundation.keras import keras, tf
@@ -703,6 +703,14 @@ def test_int8_stock_is_what_the_converter_makes_of_the_network() -> None:
         expected = heads(converted(converter), FEATURES)
         actual = heads(quantized(content, Scheme.parse("int8_stock"), FEATURES), FEATURES)
         np.testing.assert_array_equal(actual, expected)
+
+
+def test_int8_stock_of_a_scaled_action(artifacts: Artifacts) -> None:
+    factors = np.float32([2, 2]), np.float32([1, 0])
+    content = with_scaled_head(artifacts["fp32"].read_bytes(), *factors)
+    int8 = quantized(content, Scheme.parse("int8_stock"), OBSERVATIONS)
+    expected, actual = heads(content), heads(int8)
+    assert np.abs(actual - expected).max() < 0.1 * np.ptp(expected)
 
 
 def test_heads_are_centred_by_choice_and_only_where_nothing_follows() -> None:
