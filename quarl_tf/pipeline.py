@@ -180,12 +180,7 @@ def evaluate(
     seeds = evaluation_seeds(run.seed, episodes)
     reference, path = reference_path(artifact, sidecar), evaluation_path(artifact, chance)
     if reference.exists() and reference.resolve() != artifact.resolve():
-        other = Sidecar.load(sidecar_path(reference))
-        if (other.scheme, other.run_id) != (REFERENCE, run.plain.run_id):
-            raise QuarlError(
-                f"This is not the fp32 to compare with; put that of {run.plain.run_id} in its "
-                f"place, or remove it. Received: {reference}, {other.scheme} of {other.run_id}"
-            )
+        _require_reference(reference, run.plain.run_id)
         evaluate(reference, episodes, chance=chance, update=update, jobs=jobs)
 
     def saved() -> Evaluation | None:
@@ -204,6 +199,15 @@ def evaluate(
         random_evaluation = play.evaluate_random(sidecar.env_id, run.plain.run_id, seeds)
         random_evaluation.save(evaluation_path(artifact.with_name(f"{BASELINE}.tflite")))
     return evaluation.first(episodes)
+
+
+def _require_reference(path: Path, run_id: str) -> None:
+    other = Sidecar.load(sidecar_path(path))
+    if (other.scheme, other.run_id) != (REFERENCE, run_id):
+        raise QuarlError(
+            f"This is not the fp32 to compare with; put that of {run_id} in its place, or remove "
+            f"it. Received: {path}, {other.scheme} of {other.run_id}"
+        )
 
 
 def _played(
