@@ -61,7 +61,7 @@ def find(env_id: str) -> Registration:
             for name, entry in gym.registry.items()
             if name.endswith(GAME) or not str(entry.entry_point).startswith("ale_py.")
         ]
-        hint = "One of your own needs the module that registers it: --import MODULE, or import it."
+        hint = "One of your own needs --import MODULE that registers it, in Python its import."
         raise unknown("environment", env_id, env_ids, hint)
     return gym.registry[env_id]
 

@@ -334,7 +334,7 @@ def test_vectors_of_users_are_checked(monkeypatch: Patch) -> None:
     ):
         assert words in refused(vectorised(monkeypatch, returned).step, [0, 1])
     assert "the same seed in two ways" in refused(environments.require_seeded, "Faulty-v0", code=2)
-    long = register(monkeypatch, "Long-v0", CartPoleEnv, max_episode_steps=100_001)
+    long = register(monkeypatch, "Long-v0", Drawn, max_episode_steps=100_001)
     assert "steps=100001" in refused(environments.require_seeded, long, code=2)
     create = partial(make_vector, "Faulty-v0", 2, training=True)
     assert "int64 is not JSON serializable" in refused(create, code=2)
