@@ -297,8 +297,9 @@ def _blame(args: Namespace) -> None:
     worst = max(layers, key=lambda layer: layer.share).layer
     advice = "int8_head32" if worst == "head" else f"int8-{worst}=32"
     imports = Run.from_dict(policy.sidecar.run).imports
-    if not any(layer.gain is not None and layer.gain.low > 0 for layer in layers):
-        _say("no layer certainly costs return")
+    gains = [layer.gain for layer in layers if layer.gain is not None]
+    if not any(gain.mean > 0 and (gain.low > 0 or gain.alike) for gain in gains):
+        _say("none of the layers measured certainly costs return; largest error:")
     _say(f"{worst} in float: quarl quantize {shlex.quote(str(path))} --scheme {advice}{imports}")
 
 

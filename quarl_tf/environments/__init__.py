@@ -113,20 +113,16 @@ def require_spaces(env_id: str, run_id: str, recorded: Mapping[str, Any]) -> Non
     for name, value in env_spec(env_id).facts.items():
         if value != recorded[name]:
             raise QuarlError(
-                f"{env_id} is not the environment that {run_id} was trained in; play in the "
-                "version of then, or train again. "
+                f"{env_id} is not the environment that {run_id} was trained in; use the version "
+                "it was trained in, or train again. "
                 f"Received: {name}={value}, the policy's is {recorded[name]}"
             )
 
 
 def require_seeded(env_id: str) -> None:
-    """Raise a UsageError for a user's own environment that starts the same seed in two ways.
-
-    Or one with episodes too long to be played.
-    """
+    """Raise a UsageError for a user's own environment that starts the same seed in two ways."""
     if registry.is_versioned(env_id):
         return
-    require_end(registry.find(env_id).max_episode_steps or 0)
     creates: list[Callable[[], Any]] = [partial(make, env_id)]
     if registry.find(env_id).vector_entry_point is not None:
         creates.append(partial(make_vector, env_id, 2))

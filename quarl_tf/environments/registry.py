@@ -1,11 +1,10 @@
 """Find environments by id; packages that register some are imported only for an unknown id."""
 
 import hashlib
-import json
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from importlib import import_module
@@ -90,20 +89,41 @@ def source_sha256(env_id: str) -> str | None:
         return None
     with making(env_id):
         code = _code_sha256(_module(env_id))
-    registration = find(env_id)
-    settings = {name: getattr(registration, name) for name in _SETTINGS}
-    text = json.dumps(settings, sort_keys=True, default=lambda value: type(value).__qualname__)
-    return None if code is None else hashlib.sha256(f"{text}{code}".encode()).hexdigest()
+        settings = [getattr(find(env_id), name) for name in _SETTINGS]
+        text = f"{_described(settings)} {code}"
+    return None if code is None else hashlib.sha256(text.encode()).hexdigest()
+
+
+def _described(value: Any) -> str:
+    """Describe a value alike in every process; of objects that may be anything, tell the type."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(sorted(map(_described, value.items())))}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_described, value))}]"
+    if isinstance(value, partial):
+        return _described([value.func, value.args, value.keywords])
+    if hasattr(value, "tolist"):  # Of NumPy.
+        return _described([str(value.dtype), value.tolist()])
+    if hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    is_plain = isinstance(value, str | bytes | int | float | None)
+    return repr(value) if is_plain else type(value).__qualname__
 
 
 @cache  # Taken once: a file may be edited while its code is in use.
 def _code_sha256(name: str) -> str | None:
-    file = getattr(import_module(name), "__file__", None)
-    folders = getattr(import_module(name.split(".", maxsplit=1)[0]), "__path__", [])
-    paths = [path for folder in folders for path in sorted(Path(folder).rglob("*.py"))]
-    if not paths and file is not None:
-        paths = [Path(file)]
-    return hashlib.sha256("".join(map(sha256, paths)).encode()).hexdigest() if paths else None
+    if (file := getattr(import_module(name), "__file__", None)) is None:
+        return None
+    path = Path(file).resolve()
+    folder, paths = path.parent, {path}
+    # Of the package that the module is in, however deep.
+    if levels := name.count(".") + (path.name == "__init__.py"):
+        folder = path.parents[levels - 1]
+        paths |= {found for found in folder.rglob("*.py") if found.is_file()}
+    parts = {path.relative_to(folder).parts: path for path in paths}
+    shown = {key: path for key, path in parts.items() if not any(p.startswith(".") for p in key)}
+    hashes = (f"{'/'.join(key)} {sha256(path)}" for key, path in sorted(shown.items()))
+    return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
 
 
 @contextmanager

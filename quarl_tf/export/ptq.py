@@ -191,7 +191,7 @@ def quantize(source: Path, scheme: Scheme, recorded: Path | None = None) -> Path
     if former is not None:
         found = {k: v for k, v in former.check.items() if k in _MADE_FROM}
         if (former.scheme, found) != (scheme.name, made_from):
-            raise _other_file(target, scheme, f"{former.scheme} {_origin(found)}")
+            raise _other_file(target, scheme, f"{former.scheme} {_made_from(found)}")
         is_intact = target.exists() and sha256(target) == former.sha256
         if is_intact and former.network_sha256 == sidecar.network_sha256:
             return target
@@ -241,9 +241,9 @@ def _other_file(path: Path, scheme: Scheme, received: str) -> UsageError:
     )
 
 
-def _origin(made_from: dict[str, Any]) -> str:
-    observations = " and recorded observations" if "recorded_sha256" in made_from else ""
-    return f"made from {made_from.get('source', REFERENCE)}{observations}"
+def _made_from(sources: dict[str, Any]) -> str:
+    observations = " and recorded observations" if "recorded_sha256" in sources else ""
+    return f"made from {sources.get('source', REFERENCE)}{observations}"
 
 
 def compared(heads: Array, reference: Array, choices: Choices | None) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def _is_plain(values: Any) -> bool:
         return False
 
 
-_PLAIN = kinds.Kind("a mapping of names to numbers, texts and lists of them", _is_plain)
+_PLAIN = kinds.Kind("a mapping of names to values of JSON", _is_plain)
 _MODULES = kinds.Kind(
     "a tuple of texts", lambda v: isinstance(v, tuple | list) and all(map(kinds.TEXT.fits, v))
 )
@@ -54,7 +54,7 @@ class Run:
     origin: Origin | None = None
 
     def __post_init__(self) -> None:
-        """Raise a UsageError for a field of another kind, or an origin that is none of it."""
+        """Raise a UsageError for a field of another kind, or an origin that does not fit."""
         kinds.NAME.require("algo", self.algo)
         kinds.NAME.require("env_id", self.env_id)
         kinds.WHOLE.require("seed", self.seed)
