@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise
-from multiprocessing import current_process, get_context
+from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -22,6 +22,7 @@ from gymnasium.envs.registration import EnvSpec as Registration
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.vector.utils import batch_space
 
+from quarl_tf.foundation import processes
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.provenance import available_cores
 
@@ -43,12 +44,11 @@ def make_loop(
 ) -> gym.vector.VectorEnv[Any, Any, Any]:
     """Make a vector of environments; `once` if only one episode of each counts."""
     factories = [lambda: _Looped(create(), once)] * num_envs
-    processes = min(len(available_cores()), num_envs // _SMALLEST_SHARE)
+    count = min(len(available_cores()), num_envs // _SMALLEST_SHARE)
     quick = not str(registration.entry_point).startswith(_SLOW)
-    # A worker of multiprocessing.Pool may not start processes.
-    if processes < 2 or quick or current_process().daemon:
+    if count < 2 or quick or not processes.may_start():
         return SyncVectorEnv(factories)
-    return Divided(factories, processes)
+    return Divided(factories, count)
 
 
 class _Looped(gym.Wrapper[Any, Any, Any, Any]):

@@ -60,7 +60,7 @@ def find(env_id: str) -> Registration:
             for name, entry in gym.registry.items()
             if name.endswith(GAME) or not str(entry.entry_point).startswith("ale_py.")
         ]
-        hint = "One of your own needs --import MODULE that registers it, in Python its import."
+        hint = "One of your own needs --import MODULE, which registers it (in Python, import it)."
         raise unknown("environment", env_id, env_ids, hint)
     return gym.registry[env_id]
 

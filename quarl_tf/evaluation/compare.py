@@ -293,7 +293,7 @@ def _reaches(comparison: Comparison) -> tuple[float, float]:
 def effective_n(*evaluations: Evaluation) -> float | None:
     """Return the effective number of independent episodes on the same seeds; None where all are.
 
-    Of games it is `effective_games`. Greedy episodes of another environment repeat if they start
+    Of games it is `_effective_games`. Greedy episodes of another environment repeat if they start
     alike, unless episodes of one start differ, as where an environment draws later, too.
     """
     rules, returns = evaluations[0].protocol, [evaluation.returns for evaluation in evaluations]
@@ -301,12 +301,12 @@ def effective_n(*evaluations: Evaluation) -> float | None:
     if rules.actions != "greedy":
         return None
     if rules.game is not None or starts is None:
-        return effective_games(rules.game, *returns)
+        return _effective_games(rules.game, *returns)
     episodes = set(zip(starts, *returns, *(e.lengths for e in evaluations), strict=True))
     return _effective_count(starts) if len(episodes) == len(set(starts)) else None
 
 
-def effective_games(game: Mapping[str, Any] | None, *returns: Sequence[float]) -> float | None:
+def _effective_games(game: Mapping[str, Any] | None, *returns: Sequence[float]) -> float | None:
     """Return the effective number of independent games; None where all are.
 
     Without chance in the game (its rules; None is no game), greedy games with equal `returns` on

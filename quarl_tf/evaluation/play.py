@@ -10,7 +10,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import chain, cycle, islice, repeat
-from multiprocessing import current_process
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +71,7 @@ def evaluate(
     # A greedy game has 30 starts, each played once: another process would play them again.
     at_once = chance == GREEDY and environments.rules(sidecar.env_id) is not None
     own = bool(sidecar.run.get("modules")) or not registry.is_versioned(sidecar.env_id)
-    # A worker of multiprocessing.Pool may not start processes.
-    jobs = 1 if at_once or own or current_process().daemon else jobs
+    jobs = 1 if at_once or own or not processes.may_start() else jobs
     saved_at = time.monotonic()
     episodes: list[Episode] = []
 

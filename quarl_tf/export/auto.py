@@ -22,8 +22,8 @@ def chosen(content: bytes, policy: Policy, observations: Array) -> tuple[bytes, 
     """Return the int8 file by the return on selection seeds, and the mean returns of all.
 
     Recipes that leave less in float come first. A later one has to earn more by twice the standard
-    error of the difference, in which games that repeat count once, and to be smaller than the float
-    flatbuffer.
+    error of the difference, in which equal pairs of returns count once, and to be smaller than the
+    float flatbuffer.
     """
     choices = policy.sidecar.num_actions
     int8_content = prepared(content, observations, choices)

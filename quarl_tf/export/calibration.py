@@ -24,7 +24,7 @@ from quarl_tf.training.rollout import IMAGE_RANK, rollout
 _VECTORS, _IMAGES = 2000, 1000
 _EPISODES, _GAMES = 32, 8
 
-#: Chance of games to choose recipes by, which repeat an action: greedy ones are a few, repeated.
+#: Probability that games to choose recipes by repeat an action: greedy games are a few, repeated.
 _STICKY = 0.25
 
 

@@ -14,6 +14,11 @@ from typing import Any
 from quarl_tf.foundation.errors import QuarlError
 
 
+def may_start() -> bool:
+    """Tell whether this process may start others: a worker of multiprocessing.Pool may not."""
+    return not current_process().daemon
+
+
 def outcomes(
     work: Callable[..., Iterable[Any]], shares: Sequence[Sequence[Any]], crash: str
 ) -> Generator[Any, None, None]:
@@ -22,7 +27,7 @@ def outcomes(
     They end where the next process has none. An exception of the work is raised here, and a
     QuarlError with the message `crash` where a process is killed.
     """
-    if current_process().daemon:
+    if not may_start():
         raise QuarlError(
             "A worker of multiprocessing.Pool may not start processes; call this in a process of "
             f"concurrent.futures or in the first one. Received: process={current_process().name!r}"

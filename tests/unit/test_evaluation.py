@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import gymnasium as gym
 import numpy as np
@@ -20,7 +20,7 @@ from quarl_tf.environments import acting, airnav, env_spec, registry
 from quarl_tf.evaluation import play
 from quarl_tf.evaluation.compare import effective_n
 from quarl_tf.evaluation.play import evaluate, evaluate_random
-from quarl_tf.foundation import files, provenance
+from quarl_tf.foundation import files, processes, provenance
 from quarl_tf.foundation.seeding import environment_seed, evaluation_seeds, generator
 from quarl_tf.spec import GREEDY, Chance, Run
 from quarl_tf.store.records import Evaluation, Protocol
@@ -212,6 +212,10 @@ def test_processes_play_the_same_episodes(stochastic: Describe, monkeypatch: Pat
     result = evaluate(path, seeds, SAMPLED, jobs=2)
     assert played.call_count == play.AGREEMENT_EPISODES
     assert replace(result, latency_us=alone.latency_us) == alone
+    played.reset_mock()
+    with patch.object(processes, "may_start", return_value=False):  # In a pool's worker.
+        assert evaluate(path, seeds, SAMPLED, jobs=2).returns == result.returns
+    assert played.call_count == len(seeds)
 
     def replaced(done: int, _: int) -> None:
         if done == play.AGREEMENT_EPISODES:
