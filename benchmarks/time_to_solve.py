@@ -33,7 +33,7 @@ from training_throughput import PEERS, PEERS_VENV, ask, machine, summary
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.files import read_json, write_json, write_text
 
-LIBRARIES = ("ours", *PEERS)
+LIBRARIES = ("ours", *PEERS)  # Ours first: a peer's limit is told from it.
 
 #: Episodes of a look, and of the confirmation.
 _LOOK, _CONFIRMED = 20, 100
@@ -44,6 +44,11 @@ def tasks() -> dict[str, dict[str, Any]]:
     path = Path(__file__).with_name("solving.yaml")
     entries: dict[str, dict[str, Any]] = yaml.safe_load(path.read_text())
     return entries
+
+
+def libraries(task: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the libraries that a task has a recipe for."""
+    return LIBRARIES if "zoo" in task else ("ours",)
 
 
 def ours(task: Mapping[str, Any], seed: int) -> dict[str, Any]:
@@ -128,14 +133,15 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
     ]
     our_rows = {(row["task"], row["seed"]): row for row in results if row["library"] == "ours"}
     missing = []
-    for (name, task), library in product(tasks().items(), LIBRARIES):
+    pairs = [(name, task, library) for name, task in tasks().items() for library in libraries(task)]
+    for name, task, library in pairs:
         rows = [row for row in results if (row["task"], row["library"]) == (name, library)]
         if not rows:
             missing.append(f"{library} on {name}")
             continue
         solved = [row for row in rows if row["seconds"] is not None]
-        pairs = [(row, our_rows.get((name, row["seed"]), {})) for row in solved]
-        ratios = [row["seconds"] / our["seconds"] for row, our in pairs if our.get("seconds")]
+        of_seed = [(row, our_rows.get((name, row["seed"]), {})) for row in solved]
+        ratios = [row["seconds"] / our["seconds"] for row, our in of_seed if our.get("seconds")]
         cells = [
             _cell([row["seconds"] for row in solved], "{:,.1f}"),
             _cell([row["steps"] / 1000 for row in solved], "{:,.0f}"),
@@ -169,14 +175,13 @@ def main() -> None:
     args = parser.parse_args()
     if set(args.libraries) & set(PEERS) and not (PEERS_VENV / "installed").exists():
         parser.error("the peers are not installed; install them by `make peers`")
-    libraries = [library for library in LIBRARIES if library in args.libraries]  # Ours first.
     rows = read_json(args.json)["rows"] if args.json is not None and args.json.exists() else []
     measured = {(row["task"], row["seed"], row["library"]) for row in rows}
-    for key in product(args.tasks, range(args.seeds), libraries):
-        if key in measured:
-            continue
-        name, seed, library = key
+    for name, seed, library in product(args.tasks, range(args.seeds), LIBRARIES):
         task = all_tasks[name]
+        asked = library in args.libraries and library in libraries(task)
+        if not asked or (name, seed, library) in measured:
+            continue
         row = {"task": name, "seed": seed, "library": library}
         row |= {"commit": provenance.source_commit(), **machine()}
         if library == "ours":

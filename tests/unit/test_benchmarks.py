@@ -54,6 +54,8 @@ def test_seconds_to_solve_are_compared_by_seed() -> None:
     ]
     *_, us, sb3, _, missing = time_to_solve.table(rows).splitlines()
     assert missing.startswith("Not run: sbx on CartPole, ours on LunarLander,")
+    assert "ours on Pong to 20" in missing
+    assert "sb3 on Pong to 20" not in missing  # It has no recipe of theirs.
     assert us.startswith("| CartPole | 475 | ours | 2 of 3 | 7.0 [4.0, 10.0] | 2 [2, 2] |")
     assert sb3.endswith("| 9.0 [8.0, 30.0] | 2 [2, 2] | 490.0 [490.0, 490.0] | 2.50 [2.00, 3.00] |")
     assert time_to_solve.seconds_limit(rows, "CartPole", 1, 3.0) == 30
