@@ -2,7 +2,8 @@
 
     python benchmarks/latencies.py FILE [FILE ...]
 
-Name the fp32 file, too. The machine must be at rest, and be the one that played the files.
+Name the fp32 file, too, which tells how many times as fast the others are. The machine must be at
+rest, and be the one that played the files.
 """
 
 import argparse
@@ -32,10 +33,13 @@ def save(result: dict[str, Any]) -> list[Path]:
             f"{result['spread']:.2f} times their median"
         )
     evaluations: dict[Path, Evaluation] = {}
-    for row in result["artifacts"]:
-        path = Path(row["artifact"])
+    rows = {Path(row["artifact"]): row for row in result["artifacts"]}
+    for path, row in rows.items():
+        latency, fp32 = dict(row["latency_us"]["1"]), rows.get(path.with_name("fp32.tflite"))
+        if fp32 is not None and fp32 is not row:
+            latency["fp32"] = fp32["latency_us"]["1"]["median"]
         changed = {
-            target: replace(evaluation, latency_us=row["latency_us"]["1"])
+            target: replace(evaluation, latency_us=latency)
             for target in sorted(path.parent.glob(f"{path.stem}.*eval.json"))
             if (evaluation := Evaluation.load(target)).protocol.actions == GREEDY.actions
             and evaluation.artifact_sha256 == row["sha256"]

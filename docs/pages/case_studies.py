@@ -67,7 +67,7 @@ def flights(pooled: Sequence[dict[str, Any]]) -> str:
         missing += [f"Policy {name} in {', '.join(lacking)}"] * bool(lacking)
         success.append([name, f"{float_} %", f"{int8} %", rows[0].get("runs", DASH), *shares])
         times = [row.get("latency_median_us") for row in rows[:2]]
-        factor = number_text(rows[1].get("speedup"))
+        factor = number_text(times[0] / times[1] if all(times) else None)
         sizes = [size(row.get("size_bytes")) for row in rows[:2]]
         papers = [f"{slow:g}", f"{fast:g}", f"{slow / fast:.2f}"]
         speed.append([name, *papers, *sizes, *map(number_text, times), factor, difference])

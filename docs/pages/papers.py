@@ -3,7 +3,7 @@
 import csv
 import re
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Any
 
@@ -133,8 +133,8 @@ def _by_task(rows: Iterable[dict[str, Any]], scheme: str) -> dict[tuple[str, str
 
 def trade_offs() -> str:
     """Draw returns against size and speed, and return errors against the spread of weights."""
-    for name, axis in (("compression", "times smaller"), ("speedup", "times as fast")):
-        draw(name, _kept_against(name, f"file: {axis} than fp32" if name[0] == "c" else axis))
+    draw("compression", _kept_against("compression", "file: times smaller than fp32", POOLED))
+    draw("speedup", _kept_against("speedup", "times as fast", _times_as_fast()))
     spreads: dict[str, float] = {}
     for entry in entries(MODELS):
         if entry.sidecar.scheme == "fp32" and entry.artifact.exists():
@@ -166,10 +166,19 @@ def trade_offs() -> str:
     )
 
 
-def _kept_against(quantity: str, label: str) -> plt.Figure:
+def _times_as_fast() -> Iterator[dict[str, Any]]:
+    """Yield the results with the ratio of the least latencies over their trainings."""
+    name = "latency_median_us"
+    fp32 = {row["cell"]: row[name] for row in POOLED if row["scheme"] == "fp32"}
+    for row in POOLED:
+        both = fp32.get(row["cell"]), row[name]
+        yield {**row, "speedup": both[0] / both[1] if all(both) else None}
+
+
+def _kept_against(quantity: str, label: str, results: Iterable[dict[str, Any]]) -> plt.Figure:
     rows = [
         {"scheme": row["scheme"], quantity: row[quantity], "kept": min(100 - row[_ERROR], 150)}
-        for row in POOLED
+        for row in results
         if row["scheme"] in _NATIVE and row[quantity] and row[_ERROR] is not None
     ]
     figure, axes = plt.subplots(figsize=(7, 3.5))

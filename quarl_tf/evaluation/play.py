@@ -31,6 +31,8 @@ from quarl_tf.store.state import protocol
 
 AGREEMENT_TOLERANCE = 0.01  #: Largest difference of equal continuous actions, of their range.
 _LATENCY_OBSERVATIONS = 1000  #: Observations for timing; 1000 Atari frames take 28 MB.
+_LATENCY_TURNS = 5  #: In which a policy and its reference are timed.
+_LATENCY_CALLS = 1000
 _WARM_UP_CALLS = 100
 _SECONDS_SAVED = 60  #: After so long, at the end of an episode, an evaluation is saved again.
 _SECONDS_ALONE = 5  #: So long an evaluation plays in one process; others take a second to start.
@@ -116,15 +118,31 @@ def _measured(
 ) -> dict[str, Any]:
     """Return the facts `_ONCE`, without those of a comparison where there is no guide."""
     policy, chance = player.policy, player.chance
-    act = _actor(policy, seeds[0], chance) if chance.kind == "sampled" else policy.act
-    facts: dict[str, Any] = {"latency_us": percentiles(time_calls(act, player.observations))}
+    other = guide if guide and guide.sidecar.sha256 != policy.sidecar.sha256 else None
+    facts: dict[str, Any] = {"latency_us": _latency(player, other, seeds[0])}
     if guide is None:
         return facts
     states = sum(episode.length for episode in episodes[:AGREEMENT_EPISODES])
     agreement = {"fraction": 1.0, "states": states}
-    if guide.sidecar.sha256 != policy.sidecar.sha256:
-        agreement = _agreement(player.env, guide, policy, seeds[:AGREEMENT_EPISODES], chance)
+    if other is not None:
+        agreement = _agreement(player.env, other, policy, seeds[:AGREEMENT_EPISODES], chance)
     return facts | {"reference_sha256": guide.sidecar.sha256, "agreement": agreement}
+
+
+def _latency(player: "_Player", guide: Policy | None, seed: int) -> dict[str, float]:
+    """Time a policy and its reference in turns, which other load on the machine affects alike."""
+    policies = [player.policy, *([guide] if guide else [])]
+    if player.chance.kind == "sampled":
+        acts = [_actor(policy, seed, player.chance) for policy in policies]
+    else:
+        acts = [policy.act for policy in policies]
+    turns = [
+        [time_calls(act, player.observations, _LATENCY_CALLS // _LATENCY_TURNS) for act in acts]
+        for _ in range(_LATENCY_TURNS)
+    ]
+    times = [np.concatenate(parts) for parts in zip(*turns, strict=True)]
+    fp32 = {"fp32": float(np.median(times[1]))} if guide else {}
+    return percentiles(times[0]) | fp32
 
 
 def percentiles(durations: Sequence[float] | NDArray[np.float64]) -> dict[str, float]:
@@ -133,9 +151,7 @@ def percentiles(durations: Sequence[float] | NDArray[np.float64]) -> dict[str, f
     return dict(zip(("median", "p95", "p99"), values, strict=True))
 
 
-def time_calls(
-    act: _Act, observations: Sequence[NDArray[Any]], calls: int = 2000
-) -> NDArray[np.float64]:
+def time_calls(act: _Act, observations: Sequence[NDArray[Any]], calls: int) -> NDArray[np.float64]:
     """Return the microseconds of single calls [calls] on the observations in turn, warmed up."""
     clock, durations = time.perf_counter_ns, []
     for observation in islice(cycle(observations), _WARM_UP_CALLS + calls):

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import chain, takewhile
-from statistics import mode
+from statistics import median, mode
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,7 +84,8 @@ class Row:
     compression: float | None = None  #: Size of fp32 over that of the scheme.
     latency_median_us: float | None = None
     latency_p95_us: float | None = None
-    speedup: float | None = None  #: Median latency of fp32 over that of the scheme.
+    #: Median latency of fp32 over that of the scheme, where both were timed in turns.
+    speedup: float | None = None
     returns: Interval | None = None
     difference: Interval | None = None
     reward_error_percent: float | None = None
@@ -356,18 +357,17 @@ def _costs(results: Sequence[Result], references: Sequence[Result]) -> dict[str,
     processors = [fp32.evaluation.processor for fp32 in references if fp32.evaluation.processor]
     processor = mode(processors) if processors else None
 
-    def least(timed: Sequence[Result], statistic: str) -> float:
-        evaluations = [r.evaluation for r in timed if r.evaluation.processor == processor]
-        return min((e.latency_us[statistic] for e in evaluations if e.latency_us), default=math.nan)
-
+    evaluations = [r.evaluation for r in results if r.evaluation.processor == processor]
+    timed = [evaluation.latency_us for evaluation in evaluations if evaluation.latency_us]
+    speedups = [times["fp32"] / times["median"] for times in timed if "fp32" in times]
     sizes = np.array([result.sidecar.size_bytes for result in results])
     fp32_sizes = np.array([fp32.sidecar.size_bytes for fp32 in references])
     costs = {
         "size_bytes": float(sizes.mean()),
         "compression": float((fp32_sizes / sizes).mean()),
-        "latency_median_us": least(results, "median"),
-        "latency_p95_us": least(results, "p95"),
-        "speedup": least(references, "median") / least(results, "median"),
+        "latency_median_us": min((times["median"] for times in timed), default=math.nan),
+        "latency_p95_us": min((times["p95"] for times in timed), default=math.nan),
+        "speedup": median(speedups) if speedups else math.nan,
     }
     return finite(costs.items())
 

@@ -122,6 +122,8 @@ class TrainingRecord(_JsonRecord):
     commits: list[str]
     sources: list[str]
     processors: list[str]
+    #: Hash of the environment's code (`registry.source_sha256`), where `versions` do not tell it.
+    environment_sha256: str | None = None
 
     def verify(self, folder: Path) -> None:
         """Raise a QuarlError where a file of the run folder is missing or was changed."""
@@ -227,7 +229,8 @@ class Evaluation(_JsonRecord):
     starts: list[int] | None
     ties: int  #: Steps at which several actions had the best value.
     #: Microseconds of one `Policy.act` or `Policy.sample` call: {"median": ..., "p95": ...,
-    #: "p99": ...}; null for the random policy.
+    #: "p99": ..., "fp32": the median of the fp32 policy's in turns with them, where there is one};
+    #: null for the random policy.
     latency_us: dict[str, float] | None
     #: Hash of the fp32 flatbuffer it is compared with; null where there was none.
     reference_sha256: str | None
@@ -239,8 +242,7 @@ class Evaluation(_JsonRecord):
     sources: str  #: Of the last episodes, if they were added to others.
     #: Success of each episode, where the environment reports it (`info["is_success"]`).
     successes: list[bool] | None = None
-    #: Hash of the environment's module, where `versions` do not tell its code.
-    environment_sha256: str | None = None
+    environment_sha256: str | None = None  #: As a training's.
 
     def _flaw(self) -> str:
         n, lists = len(self.seeds), [(k, v) for k, v in vars(self).items() if type(v) is list]

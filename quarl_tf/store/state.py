@@ -154,15 +154,26 @@ def _keeps_rules(evaluation: Evaluation, reference: Path, chance: Chance | None)
         path = evaluation_path(reference, chance or GREEDY)
         kept = Evaluation.load(path) if chance and path.exists() else evaluation
         rules = replace(rules, game=kept.protocol.game)
-    return evaluation.protocol == rules and not _code_has_changed(evaluation)
+    changed = _code_has_changed(evaluation.env_id, evaluation.environment_sha256)
+    return evaluation.protocol == rules and not changed
 
 
-def _code_has_changed(evaluation: Evaluation) -> bool:
+def _code_has_changed(env_id: str, recorded: str | None) -> bool:
     """Tell whether a user's environment is another one now, as far as it is imported."""
-    if evaluation.environment_sha256 is not None:
+    if recorded is not None:
         with contextlib.suppress(QuarlError):
-            return evaluation.environment_sha256 != registry.source_sha256(evaluation.env_id)
+            return recorded != registry.source_sha256(env_id)
     return False
+
+
+def require_same_environment(path: Path, run: Run, recorded: str | None) -> None:
+    """Raise a QuarlError for a training in other code of a user's environment than today's."""
+    if _code_has_changed(run.env_id, recorded):
+        raise QuarlError(
+            f"{path} was trained in an environment whose code or registration has changed since; "
+            "move it away, or train in another --root. What was exported of it is evaluated by "
+            f"quarl evaluate FILE{run.imports}. Received: environment={run.env_id!r}"
+        )
 
 
 def baseline(reference: Path, run: Run, seeds: Sequence[int]) -> Evaluation | None:
@@ -187,6 +198,7 @@ def finished_training(workspace: Workspace, run: Run, preset: Preset) -> Trainin
     record.verify(folder)
     require_same_settings(folder, asdict(record), run, preset)
     require_same_run(folder, record.run_id)
+    require_same_environment(folder, run, record.environment_sha256)
     return record
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quarl_tf import agents, environments, networks, presets
+from quarl_tf.environments import registry
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.display import Update
 from quarl_tf.foundation.errors import QuarlError, one_line
@@ -115,6 +116,7 @@ class _Training:
             "sources": [provenance.sources()],
             "processors": [provenance.processor()],
         }
+        self._environment_sha256 = registry.source_sha256(run.env_id)
         self._folder, self._run, self._preset = folder, run, preset
         self._checkpoints = checkpoint_dir(folder)
         self._spec = environments.env_spec(run.env_id)
@@ -176,6 +178,7 @@ class _Training:
             seconds=round(self._elapsed(), 1),
             versions=provenance.package_versions(),
             **self._provenance,
+            environment_sha256=self._environment_sha256,
         )
         record.save(folder / "training.json")
         delete_checkpoints(folder)
@@ -215,6 +218,8 @@ class _Training:
             state.require_same_settings(self._folder, content[1], self._run, self._preset)
             if "lacking" not in content[1]:
                 state.require_same_run(self._folder, Run.from_dict(content[1]["run"]).run_id)
+                recorded = content[1].get("environment_sha256")  # Earlier versions lack it.
+                state.require_same_environment(self._folder, self._run, recorded)
             try:
                 rows = self._restore(*content)
             except (KeyError, ValueError) as error:
@@ -334,6 +339,7 @@ class _Training:
             "quantized": self._quantized,
             "seconds": self._elapsed(),
             **self._provenance,
+            "environment_sha256": self._environment_sha256,
             "best": [self.best.score, self.best.step],
             "copies": self.agent.copies(),
         }

@@ -83,6 +83,18 @@ def cut_and_resumed(run: Run, preset: Any, folder: Path) -> Workspace:
     return uncut
 
 
+def test_a_training_is_of_one_code_of_its_environment(tmp_path: Path, monkeypatch: Patch) -> None:
+    run = Run("ppo", "Steering-v0", 3, {**_BRIEF, **_PPO})
+    workspaces = uncut_and_cut(tmp_path, run)
+    monkeypatch.setattr(registry.find(run.env_id), "max_episode_steps", 2)
+    for workspace in workspaces:
+        message = refused(train, workspace, run)
+        assert f"{workspace.run_dir(run.run_id)} was trained in an environment whose" in message
+    monkeypatch.undo()
+    for workspace in workspaces:
+        train(workspace, run)
+
+
 def test_a_resumed_distillation_gives_same_bytes(tmp_path: Path) -> None:
     first = Run("dqn", "CartPole-v1", 3, {**_BRIEF, **_DQN})
     train(Workspace(tmp_path / "uncut"), first)

@@ -79,15 +79,18 @@ def test_a_busy_machine_is_told(capsys: Capsys, monkeypatch: Patch) -> None:
 
 
 def test_latencies_are_replaced(tmp_path: Path) -> None:
-    file = copied(PUBLISHED / "int8.tflite", tmp_path)
-    target = Path(shutil.copy(PUBLISHED / "int8.eval.json", tmp_path))
-    played, measurements = Evaluation.load(target), benches.bench([file], 5, silent)
+    files = [copied(PUBLISHED / f"{name}.tflite", tmp_path) for name in ("int8", "fp32")]
+    target, _ = (
+        Path(shutil.copy(PUBLISHED / f"{name}.eval.json", tmp_path)) for name in ("int8", "fp32")
+    )
+    played, measurements = Evaluation.load(target), benches.bench(files, 5, silent)
     measurements |= {"at_rest": False, "processor": played.processor}
     assert "not at rest are not saved" in refused(latencies.save, measurements)
     assert Evaluation.load(target) == played
     measurements["at_rest"] = True
-    assert latencies.save(measurements) == [target]
-    expected = replace(played, latency_us=measurements["artifacts"][0]["latency_us"]["1"])
+    assert latencies.save(measurements)[0] == target
+    int8, fp32 = (row["latency_us"]["1"] for row in measurements["artifacts"])
+    expected = replace(played, latency_us=int8 | {"fp32": fp32["median"]})
     assert Evaluation.load(target) == expected != played
     measurements["processor"] = "another"
     assert "no greedy evaluation on this processor" in refused(latencies.save, measurements)
