@@ -16,6 +16,9 @@ from quarl_tf.report.results import OK, CellResults
 from quarl_tf.spec import REFERENCE, Run
 from quarl_tf.store.workspace import Workspace, blame_path
 
+#: Share of different games from which on chance changes them: few then have one return and length.
+_CHANGED = 0.75
+
 
 def notes_on(cell: CellResults) -> Iterator[dict[str, Any]]:
     """Yield warnings about a cell: the key of a sentence in `words.j2` and its values."""
@@ -28,8 +31,10 @@ def notes_on(cell: CellResults) -> Iterator[dict[str, Any]]:
             counts = {"run": run_id, "games": len(returns), "different": len(set(returns))}
             yield {"key": "repeated_games", **counts, "effective_n": round(effective_n, 1)}
         game = reference.evaluation.protocol.game or {}
-        if game.get("sticky_actions") and len(set(returns)) == 1 and len(returns) >= MIN_EPISODES:
-            yield {"key": "one_return", "run": run_id, "value": returns[0]}
+        different = len({*zip(returns, reference.evaluation.lengths, strict=True)}) / len(returns)
+        if game.get("sticky_actions") and different < _CHANGED and len(returns) >= MIN_EPISODES:
+            counts = {"games": len(returns), "different": len(set(returns))}
+            yield {"key": "repeated_sticky_games", "run": run_id, **counts}
         random = reference.baseline
         if random is not None and compare.is_as_random(reference.evaluation, random):
             yield {"key": "as_random", "run": run_id}

@@ -461,9 +461,9 @@ def test_a_game_that_chance_does_not_change_is_noted(workspace: Workspace) -> No
         artifact = workspace.artifact(run.run_id, scheme)
         path = evaluation_path(artifact).rename(evaluation_path(artifact, sticky))
         change(path, protocol=protocol(run.env_id, sticky), returns=[9.0] * EPISODES)
-    assert notes(workspace, run, sticky)["one_return"]["value"] == 9
-    change(path.with_name("fp32.sticky0.25.eval.json"), returns=[8.0, 9.0] * (EPISODES // 2))
-    assert "one_return" not in notes(workspace, run, sticky)
+    assert notes(workspace, run, sticky)["repeated_sticky_games"]["different"] == 1
+    change(path.with_name("fp32.sticky0.25.eval.json"), lengths=[*range(1, EPISODES + 1)])
+    assert "repeated_sticky_games" not in notes(workspace, run, sticky)
 
 
 def test_few_episodes_are_noted_and_other_files_are_left_out(workspace: Workspace) -> None:
