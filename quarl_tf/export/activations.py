@@ -13,13 +13,15 @@ from quarl_tf.export.graph import FLOAT32, Graph
 from quarl_tf.foundation import native_output
 from quarl_tf.quantization.grid import TANH_END, Array
 
+#: From where to where int8 tells inputs apart; below, an ELU is within 0.01 of -1.
+_CLIPS = {"TANH": (-TANH_END, TANH_END), "ELU": (-5.0, math.inf)}
 _PATCHES = 5000  #: About as many patches of images represent the inputs of a convolution.
 
 
 def visit(content: bytes, observations: Array) -> Iterator[tuple[int, Array]]:
     """Yield the index and the values of each computed float tensor, per observation.
 
-    The input of a tanh is clipped to where an int8 tanh saturates.
+    The input of a tanh or an ELU is clipped to where that saturates.
     """
     with native_output.caught():
         interpreter = Interpreter(
@@ -31,7 +33,7 @@ def visit(content: bytes, observations: Array) -> Iterator[tuple[int, Array]]:
         interpreter.allocate_tensors()
     (source,) = interpreter.get_input_details()
     graph = Graph(content)
-    tanh_inputs = graph.before_tanh()
+    clipped = graph.before(_CLIPS)
     computed_tensors = [*graph.inputs, *(i for op in graph.operators for i in op.outputs)]
     float_tensors = [i for i in computed_tensors if graph.tensors[i].type == FLOAT32]
     for observation in observations:
@@ -39,7 +41,7 @@ def visit(content: bytes, observations: Array) -> Iterator[tuple[int, Array]]:
         interpreter.invoke()
         for index in float_tensors:
             values = interpreter.get_tensor(index)
-            yield index, np.clip(values, -TANH_END, TANH_END) if index in tanh_inputs else values
+            yield index, np.clip(values, *_CLIPS[clipped[index]]) if index in clipped else values
 
 
 def heads(content: bytes, observations: Array) -> Array:
@@ -70,8 +72,8 @@ def tensor_values(graph: Graph, operator: Any, side: str, observations: Array) -
     content = graph.pack()
     # Read after packing, which renumbers tensors.
     index = getattr(operator, side)[0]
-    # What follows takes time for nothing, but for a tanh, which tells `visit` to clip.
-    if index not in graph.inputs and index not in graph.before_tanh():
+    # What follows takes time for nothing, but for what tells `visit` to clip.
+    if index not in graph.inputs and index not in graph.before(_CLIPS):
         part = Graph(content)
         part.model.signatureDefs = None
         part.outputs[:] = [index]

@@ -137,9 +137,9 @@ def _used_kernels(body: str) -> list[str]:
 
 def _refusal(received: str) -> UsageError:
     return UsageError(
-        "C is written from a chain of dense layers and unpadded convolutions with ReLU or tanh, in "
-        "int8 from the first layer on (int8, int8_tensor, qat_int8 and, without --no-float, "
-        f"int8_head32); name or adopt one. Received: {received}"
+        "C is written from a chain of dense layers and unpadded convolutions with ReLU, ELU or "
+        "tanh, in int8 from the first layer on (int8, int8_tensor, qat_int8 and, without "
+        f"--no-float, int8_head32); name or adopt one. Received: {received}"
     )
 
 
@@ -317,11 +317,11 @@ class _Writer:
             self._largest, self._finer = 129 * FINER, FINER
         self._tensor = operators[-1].outputs[0]
 
-    def _tanh(self, operator: Any, kind: str) -> None:
+    def _table(self, operator: Any, kind: str) -> None:
         (scale, zero), (step, target_zero) = map(self._grid, (self._tensor, operator.outputs[0]))
         # In the order of the codes as unsigned bytes; in float32, as the runtime's table.
         codes = np.arange(256, dtype=np.uint8).view(np.int8).astype(np.float32)
-        values = np.tanh((scale * (codes - np.float32(zero))).astype(np.float64))
+        values = _TABLES[kind]((scale * (codes - np.float32(zero))).astype(np.float64))
         steps = (values.astype(np.float32) * (np.float32(1) / step)).astype(np.float64)
         rounded = np.trunc(steps + np.copysign(0.5, steps)) + target_zero
         table = self.constant(np.clip(rounded, -128, 127).astype(np.int8))
@@ -471,12 +471,18 @@ _TWO_STAGES = [
     *("FULLY_CONNECTED int8", "DEQUANTIZE float32", "DEQUANTIZE float32", "ADD float32"),
 ]
 
+#: Functions of one number that are a table of all codes.
+_TABLES: dict[str, Callable[[Array], Array]] = {
+    "TANH int8": np.tanh,
+    "ELU int8": lambda x: np.where(x < 0, np.expm1(x), x),
+}
+
 _Write = Callable[[_Writer, Any, str], None]
 
 _OPERATORS: Mapping[str, _Write] = {
     **dict.fromkeys(_ELEMENTWISE, _Writer._elementwise),
     **dict.fromkeys(("FULLY_CONNECTED int8", "CONV_2D int8"), _Writer._integer_layer),
-    "TANH int8": _Writer._tanh,
+    **dict.fromkeys(_TABLES, _Writer._table),
     "FULLY_CONNECTED float32": _Writer._float_layer,
     "QUANTIZE int8": _Writer._quantize,
     "DEQUANTIZE float32": _Writer._dequantize,

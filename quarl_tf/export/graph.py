@@ -123,10 +123,10 @@ class Graph:
             path.append(self.producer(path[-1]).inputs[0])
         return path
 
-    def before_tanh(self) -> set[int]:
-        """Return the inputs of all tanh operators, which nothing else reads."""
-        inputs = {op.inputs[0] for op in self.operators if self.name(op) == "TANH"}
-        return {index for index in inputs if self.readers(index) == 1}
+    def before(self, names: Collection[str]) -> dict[int, str]:
+        """Return the inputs of all operators of these kinds, which nothing else reads; by index."""
+        inputs = {op.inputs[0]: self.name(op) for op in self.operators if self.name(op) in names}
+        return {index: name for index, name in inputs.items() if self.readers(index) == 1}
 
     def constant(self, index: int) -> Array | None:
         """Return a float32 constant; None for other tensors and for -1."""

@@ -184,7 +184,7 @@ class _Writer:
             form = self._recipe.of(layer) if layer is not None else LayerFormat()
             if layer is not None and form.weights and form.activations:
                 self._write_layer(operator, layer, form.weights, form.activations)
-            elif operator.inputs[0] in self._integers and name in ("TANH", "RESHAPE"):
+            elif operator.inputs[0] in self._integers and name in ("TANH", "ELU", "RESHAPE"):
                 self._write_unweighted(operator, name)
             else:
                 self._to_float(operator.inputs)
@@ -329,6 +329,8 @@ class _Writer:
         graph, source, target = self._graph, self._integers[operator.inputs[0]], operator.outputs[0]
         if name == "TANH":
             codes = graph.add_integers(target, np.int8, _TANH_STEP, 0)
+        elif name == "ELU":
+            codes = graph.add_codes(target, self._grid(target, BYTE))
         else:
             codes = self._add_like(target, source)
         self._integers[target] = codes

@@ -571,6 +571,7 @@ NETWORKS: dict[str, Network] = {
     "another end for each feature": lambda x: head(tf.clip_by_value(hidden(x), -ENDS, ENDS)),
     "a floor above zero": lambda x: head(tf.maximum(np.float32(0.5), hidden(x))),
     "whole numbers": lambda x: head(tf.cast(tf.cast(9 * hidden(x), tf.int32), tf.float32) / 3),
+    "elu": lambda x: head(tf.nn.elu(hidden(tf.nn.elu(9 * x @ drawn(6, 6)), 6))),
     "tanh beside its input": lambda x: head(3 * hidden(x) + tf.tanh(3 * hidden(x))),
     "a layer of several vectors": by_rows,
     "an image smaller than a kernel": on_a_small_image,
@@ -613,6 +614,16 @@ def test_layers_of_several_vectors_become_c_but_not_of_several_images(describe: 
         files[network] = describe(int8, network.__name__, num_actions=3, observation_shape=[6])
     assert "several images" in refused(c_source.write, files[by_images], code=2)
     compiled.check(files[by_rows], FEATURES, compiled.SANITIZED)
+
+
+def test_an_elu_is_an_integer_table_in_c_too(describe: Describe) -> None:
+    content = converted(of_function(NETWORKS["elu"], (6,), "float32"))
+    int8 = quantized(content, Scheme.parse("int8"), FEATURES)
+    artifact = describe(int8, num_actions=3, observation_shape=[6])
+    assert {"ELU int8"} == {op for op in flatbuffer.audit(artifact).operators if "ELU" in op}
+    # The reference kernels lack it.
+    in_c, _ = compiled.run(artifact, FEATURES, compiled.SANITIZED)
+    assert (in_c == heads(int8, FEATURES)).all(axis=1).mean() == 1.0
 
 
 def test_numbers_between_layers_are_not_clipped_as_observations_are(describe: Describe) -> None:
