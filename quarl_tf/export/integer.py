@@ -59,6 +59,7 @@ def quantized(content: bytes, observations: Array, recipe: Recipe) -> bytes:
     """
     graph = Graph(content)
     _fold_byte_scaling(graph)
+    _fold_elus(graph)
     steps = {
         name: round_kernel(graph, operator, observations, recipe.of(name).weights)
         for name, operator in graph.layers().items()
@@ -152,6 +153,18 @@ def _fold_byte_scaling(graph: Graph) -> None:
         reader = next(op for op in graph.operators if path[-1] in op.inputs)
         reader.inputs[0] = source
         graph.set_constant(layer.inputs[1], kernel * factor)
+
+
+def _fold_elus(graph: Graph) -> None:
+    """Replace choices between x and exp(x) - 1, to which PyTorch's ELU is converted, by ELU."""
+    for position, operator in enumerate(graph.operators):
+        if graph.name(operator) in ("SELECT", "SELECT_V2"):
+            condition, source, other = operator.inputs
+            signs = (_operand(graph, condition, kind) for kind in ("GREATER_EQUAL", "GREATER"))
+            exponential, one = _operand(graph, other, "SUB")
+            of_source = graph.path(exponential, ["EXP"]) == [exponential, source]
+            if (source, 0) in signs and of_source and one == 1:
+                graph.operators[position] = graph.operator("ELU", [source], operator.outputs)
 
 
 def _operand(graph: Graph, index: int, kind: str) -> tuple[int, Array | None]:
