@@ -28,6 +28,9 @@ _Shape = tuple[int, ...]
 
 _TYPES = {"float32": "float"} | {t: f"{t}_t" for t in ("int8", "uint8", "int32", "int64")}
 
+#: All codes, in the order of unsigned bytes.
+_CODES = np.arange(256, dtype=np.uint8).view(np.int8).astype(np.float32)
+
 #: 1 in Q16.16, and the integer at which an observation is clipped.
 _ONE, _FARTHEST = 65536, 2**30 - 1
 _ENDS = 400  #: Steps from 0 beyond which both codes of a number are saturated.
@@ -137,8 +140,8 @@ def _used_kernels(body: str) -> list[str]:
 
 def _refusal(received: str) -> UsageError:
     return UsageError(
-        "C is written from a chain of dense layers and unpadded convolutions with ReLU, ELU or "
-        "tanh, in int8 from the first layer on (int8, int8_tensor, qat_int8 and, without "
+        "C is written from a chain of dense layers and unpadded convolutions with ReLU, tanh, "
+        "ELU or SiLU, in int8 from the first layer on (int8, int8_tensor, qat_int8 and, without "
         f"--no-float, int8_head32); name or adopt one. Received: {received}"
     )
 
@@ -171,14 +174,15 @@ class _Writer:
         writers = _FIXED_OPERATORS if fixed else _OPERATORS
         operators, kinds = list(self._graph.operators), list(audit.operators)
         suffix = " in fixed point" * fixed
-        known = {*writers, *_REFINED, *_TWO_STAGES}
+        chains = (_REFINED, self._refine), (_SILU, self._silu), (_TWO_STAGES, self._two_stages)
+        known = {*writers, *(kind for chain, _ in chains for kind in chain)}
         if not any(kind.endswith(" int8") for kind in kinds):  # A float file.
             known -= {"FULLY_CONNECTED float32"}
         # Before the chain is followed, which such an operator may break.
         if others := [kind for kind in dict.fromkeys(kinds) if kind not in known]:
             raise _refusal(", ".join(others) + suffix)
         while operators:
-            for chain, write in ((_REFINED, self._refine), (_TWO_STAGES, self._two_stages)):
+            for chain, write in chains:
                 if kinds[: len(chain)] == chain:
                     write(operators[: len(chain)])
                     del operators[: len(chain)], kinds[: len(chain)]
@@ -317,17 +321,34 @@ class _Writer:
             self._largest, self._finer = 129 * FINER, FINER
         self._tensor = operators[-1].outputs[0]
 
-    def _table(self, operator: Any, kind: str) -> None:
+    def _function(self, operator: Any, kind: str) -> None:
+        self._look_up(self._table(operator, kind), operator.outputs[0])
+
+    def _silu(self, operators: list[Any]) -> None:
+        """Compute x sigmoid(x), with the sigmoid rounded to its codes."""
+        gate, product = operators
+        if {*product.inputs} != {self._tensor, gate.outputs[0]}:
+            raise _refusal("MUL int8 of others than x and sigmoid(x)")
+        (scale, zero), (step, gate_zero) = map(self._grid, (self._tensor, gate.outputs[0]))
+        target_step, target_zero = self._grid(product.outputs[0])
+        products = (_CODES - zero) * (self._table(gate, _SILU[0]) - gate_zero)
+        codes = np.rint(products * (scale * step / target_step)) + target_zero
+        self._look_up(codes.clip(-128, 127), product.outputs[0])
+        self._tensor = product.outputs[0]
+
+    def _table(self, operator: Any, kind: str) -> Array:
+        """Return a function's code for each code; in float32, as the runtime's table."""
         (scale, zero), (step, target_zero) = map(self._grid, (self._tensor, operator.outputs[0]))
-        # In the order of the codes as unsigned bytes; in float32, as the runtime's table.
-        codes = np.arange(256, dtype=np.uint8).view(np.int8).astype(np.float32)
-        values = _TABLES[kind]((scale * (codes - np.float32(zero))).astype(np.float64))
+        values = _TABLES[kind]((scale * (_CODES - np.float32(zero))).astype(np.float64))
         steps = (values.astype(np.float32) * (np.float32(1) / step)).astype(np.float64)
-        rounded = np.trunc(steps + np.copysign(0.5, steps)) + target_zero
-        table = self.constant(np.clip(rounded, -128, 127).astype(np.int8))
+        codes: Array = np.trunc(steps + np.copysign(0.5, steps)) + target_zero
+        return codes.clip(-128, 127)
+
+    def _look_up(self, codes: Array, output: int) -> None:
+        table = self.constant(codes.astype(np.int8))
         target = self._buffer("int8_t", self._count(self._tensor))
         self._loop(f"{target}[i] = {table}[(uint8_t){self._array}[i]];")
-        self._array, self._zero = target, target_zero
+        self._array, self._zero = target, self._grid(output)[1]
 
     def _integer_layer(self, operator: Any, kind: str) -> None:
         name, target = self._declare_layer(operator, kind), operator.outputs[0]
@@ -475,14 +496,17 @@ _TWO_STAGES = [
 _TABLES: dict[str, Callable[[Array], Array]] = {
     "TANH int8": np.tanh,
     "ELU int8": lambda x: np.where(x < 0, np.expm1(x), x),
+    "LOGISTIC int8": lambda x: 1 / (1 + np.exp(-x)),
 }
+
+_SILU = ["LOGISTIC int8", "MUL int8"]
 
 _Write = Callable[[_Writer, Any, str], None]
 
 _OPERATORS: Mapping[str, _Write] = {
     **dict.fromkeys(_ELEMENTWISE, _Writer._elementwise),
     **dict.fromkeys(("FULLY_CONNECTED int8", "CONV_2D int8"), _Writer._integer_layer),
-    **dict.fromkeys(_TABLES, _Writer._table),
+    **dict.fromkeys(_TABLES, _Writer._function),
     "FULLY_CONNECTED float32": _Writer._float_layer,
     "QUANTIZE int8": _Writer._quantize,
     "DEQUANTIZE float32": _Writer._dequantize,

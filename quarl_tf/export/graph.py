@@ -33,6 +33,7 @@ _VERSIONS = {
     "FULLY_CONNECTED": 4,
     "CONV_2D": 3,
     "TANH": 2,
+    "LOGISTIC": 2,
     "DEQUANTIZE": 2,
     "BROADCAST_TO": 3,
 }

@@ -7,7 +7,7 @@ fake-quantised graphs cannot express to the converter.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -42,7 +42,8 @@ _MOST_COPIES = 512  #: Of the first stage's codes, as inputs of the second.
 #: The finest step of an output's kernel, as a share of the coarsest: a quiet one needs no more.
 _FINEST = 1 / 8
 
-_TANH_STEP = 1 / 128  #: Scale of a tanh's output.
+#: Scale and zero point of outputs of -1 to 1 and of 0 to 1.
+_UNIT_GRIDS = {"TANH": (1 / 128, 0), "LOGISTIC": (1 / 256, -128)}
 
 #: The least and the greatest value of activations, by tensor.
 _Ends = dict[int, tuple[float, float]]
@@ -186,6 +187,7 @@ class _Writer:
         self._two_stages = two_stages and has_two_stages(graph)
         self._graph, self._recipe = graph, recipe
         self._names = {id(op): name for name, op in graph.layers().items()}
+        self._unweighted = {id(op) for op in _unweighted(graph)}
         self._integers: dict[int, int] = {}  #: Integer tensors by the float ones they replace.
         self._operators: list[Any] = []
 
@@ -197,7 +199,7 @@ class _Writer:
             form = self._recipe.of(layer) if layer is not None else LayerFormat()
             if layer is not None and form.weights and form.activations:
                 self._write_layer(operator, layer, form.weights, form.activations)
-            elif operator.inputs[0] in self._integers and name in ("TANH", "ELU", "RESHAPE"):
+            elif operator.inputs[0] in self._integers and id(operator) in self._unweighted:
                 self._write_unweighted(operator, name)
             else:
                 self._to_float(operator.inputs)
@@ -340,15 +342,19 @@ class _Writer:
 
     def _write_unweighted(self, operator: Any, name: str) -> None:
         graph, source, target = self._graph, self._integers[operator.inputs[0]], operator.outputs[0]
-        if name == "TANH":
-            codes = graph.add_integers(target, np.int8, _TANH_STEP, 0)
-        elif name == "ELU":
+        if name in _UNIT_GRIDS:
+            codes = graph.add_integers(target, np.int8, *_UNIT_GRIDS[name])
+        elif name in ("ELU", "MUL"):
             codes = graph.add_codes(target, self._grid(target, BYTE))
         else:
             codes = self._add_like(target, source)
         self._integers[target] = codes
-        inputs, options = [source, *operator.inputs[1:]], operator.builtinOptions
-        self._operators.append(graph.operator(name, inputs, [codes], options))
+        inputs, options = (
+            [self._integers.get(i, i) for i in operator.inputs],
+            operator.builtinOptions,
+        )
+        version = 2 if name == "MUL" else None
+        self._operators.append(graph.operator(name, inputs, [codes], options, version))
 
     def _to_float(self, indices: list[int]) -> None:
         computed = {*self._graph.inputs, *(i for op in self._operators for i in op.outputs)}
@@ -356,6 +362,18 @@ class _Writer:
             if index in self._integers and index not in computed:
                 source = self._integers[index]
                 self._operators.append(self._graph.operator("DEQUANTIZE", [source], [index]))
+
+
+def _unweighted(graph: Graph) -> Iterator[Any]:
+    """Yield the operators without weights that compute integers of integers."""
+    for operator in graph.operators:
+        if graph.name(operator) in ("TANH", "ELU", "RESHAPE"):
+            yield operator
+        if graph.name(operator) == "MUL":
+            for gate in filter(None, map(graph.producer, operator.inputs)):
+                is_silu = {*operator.inputs} == {gate.inputs[0], gate.outputs[0]}
+                if graph.name(gate) == "LOGISTIC" and is_silu:
+                    yield from (gate, operator)
 
 
 def has_two_stages(graph: Graph) -> bool:

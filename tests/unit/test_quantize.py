@@ -577,6 +577,7 @@ NETWORKS: dict[str, Network] = {
     "whole numbers": lambda x: head(tf.cast(tf.cast(9 * hidden(x), tf.int32), tf.float32) / 3),
     "elu": lambda x: head(tf.nn.elu(hidden(tf.nn.elu(9 * x @ drawn(6, 6)), 6))),
     "elu of PyTorch": lambda x: head(selected(hidden(selected(9 * x @ drawn(6, 6)), 6))),
+    "silu": lambda x: head(tf.nn.silu(hidden(tf.nn.silu(9 * x @ drawn(6, 6)), 6))),
     "a choice that is no elu": lambda x: head(selected(hidden(x), end=0.5)),
     "tanh beside its input": lambda x: head(3 * hidden(x) + tf.tanh(3 * hidden(x))),
     "a layer of several vectors": by_rows,
@@ -622,13 +623,14 @@ def test_layers_of_several_vectors_become_c_but_not_of_several_images(describe: 
     compiled.check(files[by_rows], FEATURES, compiled.SANITIZED)
 
 
-@pytest.mark.parametrize("name", ["elu", "elu of PyTorch"])
-def test_an_elu_is_an_integer_table_in_c_too(name: str, describe: Describe) -> None:
+@pytest.mark.parametrize("name", ["elu", "elu of PyTorch", "silu"])
+def test_elu_and_silu_are_integer_tables_in_c_too(name: str, describe: Describe) -> None:
     content = converted(of_function(NETWORKS[name], (6,), "float32"))
     int8 = quantized(content, Scheme.parse("int8"), FEATURES)
     artifact = describe(int8, num_actions=3, observation_shape=[6])
     operators = flatbuffer.audit(artifact).operators
-    assert (operators.count("ELU int8"), operators.count("EXP float32")) == (2, 0)
+    assert operators.count("ELU int8" if "elu" in name.split() else "MUL int8") == 2
+    assert not {"EXP float32", "LOGISTIC float32"} & {*operators}
     # The reference kernels lack it.
     in_c, _ = compiled.run(artifact, FEATURES, compiled.SANITIZED)
     assert (in_c == heads(int8, FEATURES)).all(axis=1).mean() == 1.0
