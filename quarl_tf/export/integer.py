@@ -159,12 +159,14 @@ def _fold_byte_scaling(graph: Graph) -> None:
 def _fold_elus(graph: Graph) -> None:
     """Replace choices between x and exp(x) - 1, to which PyTorch's ELU is converted, by ELU."""
     for position, operator in enumerate(graph.operators):
-        if graph.name(operator) in ("SELECT", "SELECT_V2"):
-            condition, source, other = operator.inputs
-            signs = (_operand(graph, condition, kind) for kind in ("GREATER_EQUAL", "GREATER"))
-            exponential, one = _operand(graph, other, "SUB")
-            of_source = graph.path(exponential, ["EXP"]) == [exponential, source]
-            if (source, 0) in signs and of_source and one == 1:
+        if graph.name(operator) not in ("SELECT", "SELECT_V2"):
+            continue
+        condition, source, other = operator.inputs
+        exponential, one = _operand(graph, other, "SUB")
+        of_source = graph.path(exponential, ["EXP"]) == [exponential, source]
+        for kind in ("GREATER", "GREATER_EQUAL"):
+            compared, zero = _operand(graph, condition, kind)
+            if (compared == source and zero == 0) and (of_source and one == 1):
                 graph.operators[position] = graph.operator("ELU", [source], operator.outputs)
 
 
@@ -370,7 +372,8 @@ def _unweighted(graph: Graph) -> Iterator[Any]:
         if graph.name(operator) in ("TANH", "ELU", "RESHAPE"):
             yield operator
         if graph.name(operator) == "MUL":
-            for gate in filter(None, map(graph.producer, operator.inputs)):
+            gates: list[Any] = [*filter(None, map(graph.producer, operator.inputs))]
+            for gate in gates:
                 is_silu = {*operator.inputs} == {gate.inputs[0], gate.outputs[0]}
                 if graph.name(gate) == "LOGISTIC" and is_silu:
                     yield from (gate, operator)
