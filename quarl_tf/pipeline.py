@@ -166,6 +166,7 @@ def evaluate(
         UsageError: No episode is asked for, or `chance` is not for such a policy.
         QuarlError: A file is damaged, or the environment is not the one it was trained in.
     """
+    from quarl_tf.environments import registry
     from quarl_tf.evaluation import play
     from quarl_tf.foundation.seeding import evaluation_seeds
     from quarl_tf.runtime.policy import Policy
@@ -184,6 +185,8 @@ def evaluate(
         evaluate(reference, episodes, chance=chance, update=update, jobs=jobs)
 
     def saved() -> Evaluation | None:
+        if not registry.is_identified(run.env_id):
+            return None  # It may have changed.
         with suppress(QuarlError):  # A damaged one is replaced.
             found = Evaluation.load(path)
             known_seeds = seeds[: len(found.seeds)]

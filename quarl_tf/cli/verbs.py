@@ -161,6 +161,7 @@ def _require_reference(args: Namespace, run: Run, preset: Preset) -> None:
     if run.origin is None:
         folder = workspace.artifact_dir(plain.run_id)
         state.require_same_settings(folder, asdict(reference.sidecar), plain, preset)
+        state.finished_training(workspace, plain, preset)  # Of the environment's code of today.
 
 
 def _train(args: Namespace) -> None:

@@ -27,6 +27,7 @@ _RENAMED = {
 _REGISTERING_PACKAGES = {
     "ale_py": re.compile(r"NoFrameskip-v\d+$|^ALE/"),
     "pybullet_envs_gymnasium": re.compile(r"BulletEnv-v\d+$"),
+    "quarl_tf": re.compile(r"^AirNav-v\d+$"),
 }
 
 #: The end of the ids of games that are played by the papers' protocol (`environments.atari`).
@@ -34,6 +35,9 @@ GAME = "NoFrameskip-v4"
 
 #: Parts of a registration that change an environment.
 _SETTINGS = ("entry_point", "kwargs", "max_episode_steps", "additional_wrappers")
+
+#: Ids of Gymnasium's own registrations: a user's of the same class may have other settings.
+_OF_GYMNASIUM = frozenset(gym.registry)
 
 #: Names on PyPI that differ from the module's.
 _PIP_NAMES = {"ale_py": "ale-py", "cv2": "opencv-python-headless"}
@@ -66,8 +70,12 @@ def find(env_id: str) -> Registration:
 
 
 def is_versioned(env_id: str) -> bool:
-    """Tell whether records have the version of an environment's code."""
-    return _module(env_id).split(".")[0] in ("quarl_tf", "gymnasium", *_REGISTERING_PACKAGES)
+    """Tell whether records have the version of an environment's code and registration."""
+    package = _module(env_id).split(".")[0]
+    if package == "gymnasium":
+        return env_id in _OF_GYMNASIUM
+    pattern = _REGISTERING_PACKAGES.get(package)
+    return pattern is not None and pattern.search(env_id) is not None
 
 
 def _module(env_id: str) -> str:
@@ -83,15 +91,23 @@ def source_sha256(env_id: str) -> str | None:
     """Return the hash of the code that defines an environment, unless `is_versioned`.
 
     It is that of the registration and of the module, or of all modules of its package, at the first
-    call.
+    call; a module that runs as a script counts as if it was imported.
     """
     if is_versioned(env_id):
         return None
     with making(env_id):
         code = _code_sha256(_module(env_id))
         settings = [getattr(find(env_id), name) for name in _SETTINGS]
-        text = f"{_described(settings)} {code}"
+        text = f"{_described(settings)} {code}".replace("__main__", _imported_name("__main__"))
     return None if code is None else hashlib.sha256(text.encode()).hexdigest()
+
+
+def is_identified(env_id: str) -> bool:
+    """Tell whether records identify an environment's code, as far as it is imported."""
+    try:
+        return is_versioned(env_id) or source_sha256(env_id) is not None
+    except QuarlError:
+        return True
 
 
 def _described(value: Any) -> str:
@@ -110,6 +126,15 @@ def _described(value: Any) -> str:
     return repr(value) if is_plain else type(value).__qualname__
 
 
+def _imported_name(name: str) -> str:
+    """Return the name by which a module is imported, also of a script."""
+    module = import_module(name)
+    file, spec = getattr(module, "__file__", None), getattr(module, "__spec__", None)
+    if name != "__main__" or file is None:
+        return name
+    return Path(file).stem if spec is None else str(spec.name)
+
+
 @cache  # Taken once: a file may be edited while its code is in use.
 def _code_sha256(name: str) -> str | None:
     if (file := getattr(import_module(name), "__file__", None)) is None:
@@ -117,7 +142,8 @@ def _code_sha256(name: str) -> str | None:
     path = Path(file).resolve()
     folder, paths = path.parent, {path}
     # Of the package that the module is in, however deep.
-    if levels := name.count(".") + (path.name == "__init__.py"):
+    levels = _imported_name(name).count(".") + (path.name == "__init__.py")
+    if levels and (folder / "__init__.py").exists():
         folder = path.parents[levels - 1]
         paths |= {found for found in folder.rglob("*.py") if found.is_file()}
     parts = {path.relative_to(folder).parts: path for path in paths}

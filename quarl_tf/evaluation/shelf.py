@@ -123,7 +123,7 @@ class Entry(NamedTuple):
             name = quote(str(self.artifact)) if self.run.adopted else self.name
             return f"quarl evaluate {name}{self.run.imports}"
         if (made := quantised_by(self.artifact, self.run)) is not None:
-            return made + " --observations FILE" * ("recorded_sha256" in self.sidecar.check)
+            return made
         return self.run.commands(self.sidecar.scheme)
 
 
@@ -131,7 +131,11 @@ def quantised_by(artifact: Path, run: Run) -> str | None:
     """Return the command that makes a flatbuffer of a float one beside it, if there is one."""
     if not (found := sources(artifact)):
         return None
-    return f"quarl quantize {quote(str(found[0]))} --scheme {artifact.stem}{run.imports}"
+    command = f"quarl quantize {quote(str(found[0]))} --scheme {artifact.stem}"
+    with contextlib.suppress(QuarlError):
+        if "recorded_sha256" in Sidecar.load(sidecar_path(artifact)).check:
+            command += " --observations FILE"
+    return command + run.imports
 
 
 def entries(models: Path, name: str = _ANY) -> list[Entry]:
@@ -204,7 +208,7 @@ def _candidates(name: str, models: Path) -> list[Entry]:
         is_whole = (models / "README.md").exists()
         hint = "" if is_whole else "The repository has more policies; work in its folder."
         raise unknown("policy on the shelf", name, _names(models), hint)
-    entry = found[0]
+    entry = next((entry for entry in found if entry.artifact.exists()), found[0])
     if not entry.artifact.exists():
         raise QuarlError(
             f"The file of {name} is not kept; `{entry.command()}` makes it. "

@@ -73,11 +73,10 @@ def state(
         if preset is not None:
             require_same_settings(workspace.artifact_dir(run.run_id), asdict(sidecar), run, preset)
         artifact = workspace.artifact(run.run_id, scheme)
-        path = evaluation_path(artifact, chance)
-        if not path.exists():
-            words = f" with {chance.words}" * bool(chance.words)
-            return replace(status, reason=f"was not evaluated{words}")
-        evaluation, reference = Evaluation.load(path), reference_path(artifact, sidecar)
+        evaluation = _saved_evaluation(artifact, chance)
+        if isinstance(evaluation, str):
+            return replace(status, reason=evaluation)
+        reference = reference_path(artifact, sidecar)
         seeds = None if episodes is None else evaluation_seeds(run.seed, episodes)
         flaw = evaluation_flaw(evaluation, sidecar, reference, seeds, chance)
         is_plain = run.quantization is None
@@ -88,6 +87,17 @@ def state(
         return Status(State.EVALUATED, sidecar=sidecar, evaluation=evaluation)
     except QuarlError as error:
         return Status(State.FAILED, str(error))
+
+
+def _saved_evaluation(artifact: Path, chance: Chance) -> Evaluation | str:
+    """Return a flatbuffer's evaluation, or why there is none; a damaged one is played anew."""
+    path = evaluation_path(artifact, chance)
+    if not path.exists():
+        return "was not evaluated" + f" with {chance.words}" * bool(chance.words)
+    try:
+        return Evaluation.load(path)
+    except QuarlError as error:
+        return str(error)
 
 
 def _exported(workspace: Workspace, run: Run, scheme: str, record: TrainingRecord | None) -> Status:
@@ -170,9 +180,10 @@ def require_same_environment(path: Path, run: Run, recorded: str | None) -> None
     """Raise a QuarlError for a training in other code of a user's environment than today's."""
     if _code_has_changed(run.env_id, recorded):
         raise QuarlError(
-            f"{path} was trained in an environment whose code or registration has changed since; "
-            "move it away, or train in another --root. What was exported of it is evaluated by "
-            f"quarl evaluate FILE{run.imports}. Received: environment={run.env_id!r}"
+            f"{path} was trained in an environment whose code, of its module or package, or "
+            "registration has changed since; move it and the folder of its flatbuffers away, or "
+            "train in another --root. What was exported of it is evaluated by quarl evaluate FILE"
+            f"{run.imports}. Received: environment={run.env_id!r}"
         )
 
 

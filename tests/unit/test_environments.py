@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count, islice, pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar
 from unittest.mock import patch
 
@@ -242,7 +243,9 @@ def test_the_code_of_an_environment_is_its_package_and_registration(
     for name in ("one", "two"):
         module = tmp_path / f"package_{name}" / "envs.py"
         module.parent.mkdir()
-        module.write_text("from samples import Drawn as Env")
+        (module.parent / "__init__.py").touch()
+        for path in (module, tmp_path / "alone.py"):
+            path.write_text("from samples import Drawn as Env")
     helper = tmp_path / "package_one" / "dynamics.py"
 
     def hashed(entry_point: str = "package_one.envs:Env", **options: Any) -> Any:
@@ -259,6 +262,16 @@ def test_the_code_of_an_environment_is_its_package_and_registration(
     others.append(hashed())
     assert len({*same, *others}) == 1 + len(others)
     assert registry.source_sha256("CartPole-v1") is None
+    # A user's registration of Gymnasium's class is another environment.
+    assert len({hashed("gymnasium.envs.classic_control:CartPoleEnv"), None, *others}) > len(others)
+    alone = hashed("alone:Env")
+    script = ModuleType("__main__")
+    script.__file__ = str(tmp_path / "alone.py")
+    monkeypatch.setitem(sys.modules, "__main__", script)
+    assert hashed("__main__:Env") == alone
+    script.__file__ = None  # As of a notebook.
+    assert hashed("__main__:Env") is None
+    assert not registry.is_identified("Mine-v0")
 
 
 def test_flags_may_be_numbers_and_infos_anything(monkeypatch: Patch) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from samples import EVALUATION, SIDECAR, quantised, refused
+from samples import EVALUATION, SIDECAR, Patch, quantised, refused
 
 from quarl_tf.evaluation.shelf import available, shelf, take
 from quarl_tf.runtime import POLICIES
@@ -128,7 +128,9 @@ def test_policies_of_the_package_are_copied_to_where_results_can_lie(tmp_path: P
     assert not artifact.exists()
 
 
-def test_what_is_not_there_names_the_closest_or_the_command_that_makes_it(models: Path) -> None:
+def test_what_is_not_there_names_the_closest_or_the_command_that_makes_it(
+    models: Path, monkeypatch: Patch
+) -> None:
     assert NAME in refused(take, "CartPole-v1/dqn/int9", models, code=2)
     folder = models / "CartPole-v1/dqn/s1"
     (folder / "int8.tflite").unlink()
@@ -136,6 +138,9 @@ def test_what_is_not_there_names_the_closest_or_the_command_that_makes_it(models
     others = [path for path in folder.parent.rglob("int8.tflite") if take(NAME, models) == path]
     assert len(others) == 1
     others[0].unlink()
+    assert take(NAME, models) == others[0]  # The package has it.
+    others[0].unlink()
+    monkeypatch.setattr("quarl_tf.evaluation.shelf.POLICIES", models / "none")
     assert re.search("quarl run .*--seed 1 --schemes int8", refused(take, NAME, models))
     (folder / "fp32.tflite").touch()
     for check, option in (({}, ""), ({"recorded_sha256": "ab"}, " --observations FILE")):
