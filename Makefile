@@ -46,7 +46,7 @@ picture:  ## Take the README's picture of a report, in headless Chromium.
 	chromium --headless --no-sandbox --hide-scrollbars --window-size=1200,1330 \
 		--screenshot=$(PICTURED)/page.png file://$(CURDIR)/$(PICTURED)/index.html
 	$(BIN)/python -c "from PIL import Image; page = '$(PICTURED)/page.png'; \
-		Image.open(page).convert('RGB').quantize(64, dither=Image.Dither.NONE).save(page, optimize=True)"
+		Image.open(page).convert('RGB').quantize(128, dither=Image.Dither.NONE).save(page, optimize=True)"
 
 peers: $(PEERS)/installed  ## Install what the benchmarks compare training with.
 
