@@ -351,11 +351,8 @@ class _Writer:
         else:
             codes = self._add_like(target, source)
         self._integers[target] = codes
-        inputs, options = (
-            [self._integers.get(i, i) for i in operator.inputs],
-            operator.builtinOptions,
-        )
-        version = 2 if name == "MUL" else None
+        inputs = [self._integers.get(i, i) for i in operator.inputs]
+        version, options = 2 if name == "MUL" else None, operator.builtinOptions
         self._operators.append(graph.operator(name, inputs, [codes], options, version))
 
     def _to_float(self, indices: list[int]) -> None:
