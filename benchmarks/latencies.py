@@ -36,10 +36,10 @@ def save(result: dict[str, Any]) -> list[Path]:
     rows = {Path(row["artifact"]): row for row in result["artifacts"]}
     for path, row in rows.items():
         latency, fp32 = dict(row["latency_us"]["1"]), rows.get(path.with_name("fp32.tflite"))
-        if fp32 is not None and fp32 is not row:
-            latency["fp32"] = fp32["latency_us"]["1"]["median"]
+        turns = {} if fp32 is None else {fp32["sha256"]: fp32["latency_us"]["1"]["median"]}
+        turns.pop(row["sha256"], None)
         changed = {
-            target: replace(evaluation, latency_us=latency)
+            target: replace(evaluation, latency_us=latency | _of_reference(evaluation, turns))
             for target in sorted(path.parent.glob(f"{path.stem}.*eval.json"))
             if (evaluation := Evaluation.load(target)).protocol.actions == GREEDY.actions
             and evaluation.artifact_sha256 == row["sha256"]
@@ -56,6 +56,11 @@ def save(result: dict[str, Any]) -> list[Path]:
     for target, evaluation in evaluations.items():
         evaluation.save(target)
     return list(evaluations)
+
+
+def _of_reference(evaluation: Evaluation, turns: dict[str, float]) -> dict[str, float]:
+    median = turns.get(evaluation.reference_sha256 or "")
+    return {} if median is None else {"fp32": median}
 
 
 def main() -> None:

@@ -30,10 +30,10 @@ from quarl_tf.store.records import AGREEMENT_EPISODES, Evaluation, Sidecar
 from quarl_tf.store.state import protocol
 
 AGREEMENT_TOLERANCE = 0.01  #: Largest difference of equal continuous actions, of their range.
-_LATENCY_OBSERVATIONS = 1000  #: Observations for timing; 1000 Atari frames take 28 MB.
-_LATENCY_TURNS = 5  #: In which a policy and its reference are timed.
-_LATENCY_CALLS = 1000
 _WARM_UP_CALLS = 100
+#: In turns a policy and its reference are timed, with so many calls and, warmed up, observations.
+_LATENCY_TURNS, _LATENCY_CALLS = 5, 200
+_LATENCY_OBSERVATIONS = _WARM_UP_CALLS + _LATENCY_CALLS
 _SECONDS_SAVED = 60  #: After so long, at the end of an episode, an evaluation is saved again.
 _SECONDS_ALONE = 5  #: So long an evaluation plays in one process; others take a second to start.
 
@@ -137,7 +137,7 @@ def _latency(player: "_Player", guide: Policy | None, seed: int) -> dict[str, fl
     else:
         acts = [policy.act for policy in policies]
     turns = [
-        [time_calls(act, player.observations, _LATENCY_CALLS // _LATENCY_TURNS) for act in acts]
+        [time_calls(act, player.observations, _LATENCY_CALLS) for act in acts]
         for _ in range(_LATENCY_TURNS)
     ]
     times = [np.concatenate(parts) for parts in zip(*turns, strict=True)]

@@ -1,7 +1,7 @@
 """Write an int8 policy as C99 that computes the same bits as LiteRT's reference kernels.
 
-The float parts of the flatbuffer, the normaliser and the scaling of actions, are float in C, or
-integers of Q16.16, multiples of 1/65536.
+These lack ELU, which is the table of the default ones. The float parts of the flatbuffer, the
+normaliser and the scaling of actions, are float in C, or integers of Q16.16, multiples of 1/65536.
 """
 
 from __future__ import annotations
@@ -495,8 +495,8 @@ _TWO_STAGES = [
 #: Functions of one number that are a table of all codes.
 _TABLES: dict[str, Callable[[Array], Array]] = {
     "TANH int8": np.tanh,
-    "ELU int8": lambda x: np.where(x < 0, np.expm1(x), x),
-    "LOGISTIC int8": lambda x: 1 / (1 + np.exp(-x)),
+    "ELU int8": lambda x: np.where(x < 0, np.expm1(np.minimum(x, 0)), x),
+    "LOGISTIC int8": lambda x: (1 + np.tanh(x / 2)) / 2,
 }
 
 _SILU = ["LOGISTIC int8", "MUL int8"]

@@ -346,7 +346,12 @@ class _Writer:
         graph, source, target = self._graph, self._integers[operator.inputs[0]], operator.outputs[0]
         if name in _UNIT_GRIDS:
             codes = graph.add_integers(target, np.int8, *_UNIT_GRIDS[name])
-        elif name in ("ELU", "MUL"):
+        elif name == "ELU":
+            grid = graph.tensors[source].quantization
+            low, high = grid.scale[0] * (np.array([-128, 127]) - grid.zeroPoint[0])
+            ends = np.array([np.expm1(low), high if high > 0 else np.expm1(high)], np.float32)
+            codes = graph.add_codes(target, grid_between(ends[0], ends[1], BYTE))
+        elif name == "MUL":
             codes = graph.add_codes(target, self._grid(target, BYTE))
         else:
             codes = self._add_like(target, source)

@@ -31,9 +31,10 @@ def notes_on(cell: CellResults) -> Iterator[dict[str, Any]]:
             counts = {"run": run_id, "games": len(returns), "different": len(set(returns))}
             yield {"key": "repeated_games", **counts, "effective_n": round(effective_n, 1)}
         game = reference.evaluation.protocol.game or {}
-        different = len({*zip(returns, reference.evaluation.lengths, strict=True)}) / len(returns)
-        if game.get("sticky_actions") and different < _CHANGED and len(returns) >= MIN_EPISODES:
-            counts = {"games": len(returns), "different": len(set(returns))}
+        different = len({*zip(returns, reference.evaluation.lengths, strict=True)})
+        is_repeated = len(returns) >= MIN_EPISODES and different < _CHANGED * len(returns)
+        if game.get("sticky_actions") and is_repeated:
+            counts = {"games": len(returns), "different": different}
             yield {"key": "repeated_sticky_games", "run": run_id, **counts}
         random = reference.baseline
         if random is not None and compare.is_as_random(reference.evaluation, random):

@@ -242,7 +242,7 @@ class Evaluation(_JsonRecord):
     sources: str  #: Of the last episodes, if they were added to others.
     #: Success of each episode, where the environment reports it (`info["is_success"]`).
     successes: list[bool] | None = None
-    environment_sha256: str | None = None  #: As a training's.
+    environment_sha256: str | None = None  #: As that of `TrainingRecord`.
 
     def _flaw(self) -> str:
         n, lists = len(self.seeds), [(k, v) for k, v in vars(self).items() if type(v) is list]

@@ -49,8 +49,8 @@ def train(workspace: Workspace, run: Run, update: Update, preset: presets.Preset
 
     Raises:
         UsageError: The environment or the preset does not fit.
-        QuarlError: The folder is not writable, is in use, or has other settings or flatbuffers of
-            an earlier training.
+        QuarlError: The folder is not writable, is in use, or has other settings, other code of the
+            environment or flatbuffers of an earlier training.
     """
     require_unforked()
     folder = workspace.run_dir(run.run_id)

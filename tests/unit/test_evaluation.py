@@ -64,7 +64,7 @@ def test_continuous_actions_agree_nearly(describe: Describe, shift: float, fract
         paths.append(describe(content, f"bias{bias}", **facts, **env_spec(run.env_id).facts))
     result = evaluate(paths[1], SEEDS[:1], reference=paths[0])
     assert result.agreement == {"fraction": fraction, "states": 3}
-    assert 0 < result.latency_us["fp32"] != result.latency_us["median"]
+    assert result.latency_us["fp32"] > 0
     assert "fp32" not in evaluate(paths[0], SEEDS[:1], reference=paths[0]).latency_us
 
 
