@@ -373,12 +373,11 @@ def _unweighted(graph: Graph) -> Iterator[Any]:
     for operator in graph.operators:
         if graph.name(operator) in ("TANH", "ELU", "RESHAPE"):
             yield operator
-        if graph.name(operator) == "MUL":
-            gates: list[Any] = [*filter(None, map(graph.producer, operator.inputs))]
-            for gate in gates:
-                is_silu = {*operator.inputs} == {gate.inputs[0], gate.outputs[0]}
-                if graph.name(gate) == "LOGISTIC" and is_silu:
-                    yield from (gate, operator)
+        for index in operator.inputs if graph.name(operator) == "MUL" else ():
+            gate = graph.producer(index)
+            is_gate = graph.origin(index) == "LOGISTIC"
+            if is_gate and {*operator.inputs} == {gate.inputs[0], index}:  # Of a SiLU.
+                yield from (gate, operator)
 
 
 def has_two_stages(graph: Graph) -> bool:
